@@ -1,0 +1,186 @@
+"""Checkpoints: the state before a commit as one Arrow file, so that nobody replays history.
+
+`checkpoint/<number>.arrow` covers only commits that are synced. `checkpoint/<number>.soft.arrow`
+may cover more: it is written often and cheaply, and believed only in the boot that wrote it, since
+a power cut may take the commits away. Any checkpoint may be missing or damaged: the one before it,
+or the journal from its beginning, says the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pyarrow as pa
+
+from broker import checked_file
+from broker.errors import AlreadyExists, CorruptLog
+from broker.state import JournalFile, ProducerEntry, TopicState, TransactionEntry
+from broker.storage import LocalStorage
+
+logger = logging.getLogger(__name__)
+
+_KEPT = 2
+_OFFSETS = pa.list_(pa.int64())
+_SCHEMA = pa.schema(
+    [
+        ("boot_id", pa.string()),
+        ("incarnation", pa.int64()),
+        ("number", pa.int64()),
+        ("time", pa.int64()),
+        ("epoch", pa.int64()),
+        ("config", pa.string()),
+        ("starts", _OFFSETS),
+        ("ends", _OFFSETS),
+        ("file_number", pa.int64()),
+        ("file_starts", _OFFSETS),
+        ("file_max_timestamp", pa.int64()),
+        ("position", pa.int64()),
+        ("is_deleted", pa.bool_()),
+        (
+            "producers",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("id", pa.uint64()),
+                        ("epoch", pa.int64()),
+                        ("sequence", pa.int64()),
+                        ("token", pa.binary()),
+                        ("time", pa.int64()),
+                        ("is_transactional", pa.bool_()),
+                        ("table", pa.binary()),
+                    ]
+                )
+            ),
+        ),
+        (
+            "transactions",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("name", pa.string()),
+                        ("version", pa.int64()),
+                        ("time", pa.int64()),
+                        ("table", pa.binary()),
+                    ]
+                )
+            ),
+        ),
+        ("epochs", pa.list_(pa.struct([("epoch", pa.int64()), ("ends", _OFFSETS)]))),
+        (
+            "files",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("first_number", pa.int64()),
+                        ("end_number", pa.int64()),
+                        ("byte_length", pa.int64()),
+                        ("max_timestamp", pa.int64()),
+                        ("start_offsets", _OFFSETS),
+                    ]
+                )
+            ),
+        ),
+    ]
+)
+
+
+def encode(state: TopicState, boot_id: str) -> bytes:
+    """Return the checkpoint file of a state; `boot_id` is empty if all of it is synced."""
+    row = {
+        "boot_id": boot_id,
+        "incarnation": state.incarnation,
+        "number": state.number,
+        "time": state.time,
+        "epoch": state.epoch,
+        "config": json.dumps(state.given),
+        "starts": state.starts,
+        "ends": state.ends,
+        "file_number": state.file_number,
+        "file_starts": state.file_starts,
+        "file_max_timestamp": state.file_max_timestamp,
+        "position": state.position,
+        "is_deleted": state.is_deleted,
+        "producers": [{"id": key, **last._asdict()} for key, last in state.producers.items()],
+        "transactions": [
+            {"name": name, **last._asdict()} for name, last in state.transactions.items()
+        ],
+        "epochs": [{"epoch": epoch, "ends": ends} for epoch, ends in state.epochs],
+        "files": [file._asdict() for file in state.files],
+    }
+    return checked_file.encode(pa.RecordBatch.from_pylist([row], schema=_SCHEMA))
+
+
+def decode(data: bytes, path: str) -> tuple[TopicState, str]:
+    """Return the state and the boot id of a checkpoint file."""
+    rows = checked_file.decode(data, path).to_pylist()
+    if len(rows) != 1:
+        raise CorruptLog(path, 0, "a checkpoint has one row")
+    row = rows[0]
+    state = TopicState(
+        incarnation=row["incarnation"],
+        number=row["number"],
+        time=row["time"],
+        epoch=row["epoch"],
+        given=json.loads(row["config"]),
+        starts=row["starts"],
+        ends=row["ends"],
+        producers={entry.pop("id"): ProducerEntry(**entry) for entry in row["producers"]},
+        transactions={
+            entry.pop("name"): TransactionEntry(**entry) for entry in row["transactions"]
+        },
+        epochs=[(entry["epoch"], tuple(entry["ends"])) for entry in row["epochs"]],
+        files=[
+            JournalFile(**{**entry, "start_offsets": tuple(entry["start_offsets"])})
+            for entry in row["files"]
+        ],
+        file_number=row["file_number"],
+        file_starts=tuple(row["file_starts"]),
+        file_max_timestamp=row["file_max_timestamp"],
+        position=row["position"],
+        is_deleted=row["is_deleted"],
+    )
+    return state, row["boot_id"]
+
+
+def write(storage: LocalStorage, directory: str, number: int, data: bytes, *, soft: bool) -> None:
+    """Store an encoded checkpoint and remove the older ones of its sort."""
+    try:
+        storage.create(f"{directory}/{_name(number, soft)}", data, sync=not soft)
+    except AlreadyExists:
+        return
+    names = [name for name in storage.list(directory) if _is_soft(name) == soft]
+    for name in names[:-_KEPT]:
+        storage.remove(f"{directory}/{name}")
+
+
+def read_newest(storage: LocalStorage, directory: str, incarnation: int) -> TopicState | None:
+    """Return the newest state that can be believed, or None."""
+    for name in reversed(storage.list(directory)):
+        path = f"{directory}/{name}"
+        data = storage.read(path)
+        if data is None:
+            continue
+        try:
+            state, boot_id = decode(data, storage.locate(path))
+        except CorruptLog as error:
+            logger.warning("%s Going on with an older checkpoint.", error)
+            continue
+        if state.incarnation == incarnation and boot_id in ("", storage.boot_id):
+            return state
+    return None
+
+
+def drop_unsynced(storage: LocalStorage, directory: str, number: int) -> None:
+    """After a power cut: remove what may describe commits that are gone."""
+    for name in storage.list(directory):
+        if _is_soft(name) or name >= _name(number + 1, soft=False):
+            storage.remove(f"{directory}/{name}")
+
+
+def _name(number: int, soft: bool) -> str:
+    return f"{number:020d}.soft.arrow" if soft else f"{number:020d}.arrow"
+
+
+def _is_soft(name: str) -> bool:
+    return name.endswith(".soft.arrow")

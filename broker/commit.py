@@ -1,0 +1,270 @@
+"""Commits as bytes: header, table of frames, meta, frames.
+
+The header has a checksum of its own, and says which topic incarnation, commit number and byte
+position it was written for, so bytes that moved or belong to another topic are not believed. Its
+checksum is checked before its lengths are used: a damaged length must be corruption, not a long
+wait for the rest. Table and meta have the second checksum; each frame has its own (see `batch`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from broker.batch import Frame
+from broker.errors import CorruptLog, UnsupportedFormat
+
+MAGIC = b"SLC1"
+VERSION = 1
+# crc, then what it covers: version, kind, flags, incarnation, number, position, length, meta
+# length, meta crc, frame count, commit time ms, token, producer id, sequence, epoch, zero
+HEADER = struct.Struct("<4sIBBHIQQIIIIq16sQqII")
+ROW = struct.Struct("<IHHqIIQqq")
+ROW_TYPE = np.dtype(
+    [
+        ("partition", "<u4"),
+        ("flags", "<u2"),
+        ("file", "<u2"),
+        ("base_offset", "<i8"),
+        ("record_count", "<u4"),
+        ("byte_length", "<u4"),
+        ("byte_start", "<u8"),
+        ("min_timestamp", "<i8"),
+        ("max_timestamp", "<i8"),
+    ]
+)
+COMMIT_BYTES_MAX = (1 << 31) - 8
+
+# Flags of a row.
+BY_REFERENCE = 1
+LOG_APPEND = 2
+# Flags of a commit.
+TRANSACTIONAL = 1
+
+NO_PRODUCER = 0
+
+_CHECKED = struct.Struct("<BBHIQQIIIIq16sQqII")
+_PREFIX = struct.Struct("<4sI")
+_PADDING = [b"\0" * count for count in (0, 7, 6, 5, 4, 3, 2, 1)]
+_SPACES = [b" " * count for count in (0, 7, 6, 5, 4, 3, 2, 1)]
+
+
+class Kind(IntEnum):
+    """What a commit does."""
+
+    CREATE = 1
+    APPEND = 2
+    CONFIG = 3
+    TRUNCATE = 4
+    DELETE = 5
+    END_OF_FILE = 6
+    RECOVER = 7
+    EXPIRE = 8
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Author(NamedTuple):
+    """Who commits. The token is made once for a commit, and kept when it is tried again."""
+
+    token: bytes
+    producer_id: int = NO_PRODUCER
+    sequence: int = 0
+    epoch: int = 0
+    is_transactional: bool = False
+
+
+class Commit(NamedTuple):
+    """A commit as it was read. `table` and `meta` are raw bytes: most readers need only some."""
+
+    kind: Kind
+    flags: int
+    number: int
+    position: int
+    length: int
+    time: int
+    token: bytes
+    producer_id: int
+    sequence: int
+    epoch: int
+    table: bytes
+    meta: bytes
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return the frames' rows, in the order of `ROW_TYPE`."""
+        return list(ROW.iter_unpack(self.table))
+
+    def details(self) -> dict[str, Any]:
+        """Return the meta data of the commit."""
+        if not self.meta:
+            return {}
+        loaded: dict[str, Any] = json.loads(self.meta)
+        return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class FramePlace:
+    """A frame that lies in a file under `data/`, written before the commit that names it."""
+
+    file: str
+    byte_start: int
+    byte_length: int
+    record_count: int
+    min_timestamp: int
+    max_timestamp: int
+
+
+Placeable = Frame | FramePlace
+
+
+def pack(
+    kind: Kind,
+    author: Author,
+    *,
+    incarnation: int,
+    number: int,
+    position: int,
+    time: int,
+    frames: Sequence[tuple[int, int, Placeable]] = (),
+    log_append: bool = False,
+    details: dict[str, Any] | None = None,
+) -> tuple[list[Any], int, bytes]:
+    """Return the parts to write, their length, and the table.
+
+    Args:
+        frames: (partition, base offset, frame) in the order they are to lie.
+        log_append: the records' time is the commit's time.
+    """
+    body: Sequence[Any]
+    if len(frames) == 1 and details is None and isinstance(frame := frames[0][2], Frame):
+        meta, body, length = _one_frame(*frames[0][:2], frame, time, log_append)
+        table = meta
+    else:
+        table, meta, body, length = _many_frames(frames, time, log_append, details)
+    checked = _CHECKED.pack(
+        VERSION, kind, TRANSACTIONAL if author.is_transactional else 0, incarnation, number,
+        position, length, len(meta), google_crc32c.value(meta), len(frames), time, author.token,
+        author.producer_id, author.sequence, author.epoch, 0,
+    )  # fmt: skip
+    prefix = _PREFIX.pack(MAGIC, google_crc32c.value(checked))
+    return [prefix, checked, meta, *body], length, table
+
+
+def _one_frame(
+    partition: int, base_offset: int, frame: Frame, time: int, log_append: bool
+) -> tuple[bytes, tuple[Any, ...], int]:
+    """The common case, without loops: it is most of the cost of a commit of one record."""
+    low, high, flags = frame.min_timestamp, frame.max_timestamp, 0
+    if log_append:
+        low = high = time * 1000
+        flags = LOG_APPEND
+    start = HEADER.size + ROW.size
+    size = frame.byte_length
+    meta = ROW.pack(partition, flags, 0, base_offset, frame.record_count, size, start, low, high)
+    padding = _PADDING[size & 7]
+    body = (*frame.parts, padding) if padding else frame.parts
+    return meta, body, start + size + len(padding)
+
+
+def _many_frames(
+    frames: Sequence[tuple[int, int, Placeable]],
+    time: int,
+    log_append: bool,
+    details: dict[str, Any] | None,
+) -> tuple[bytes, bytes, list[Any], int]:
+    details = dict(details or {})
+    files = sorted({frame.file for _, _, frame in frames if isinstance(frame, FramePlace)})
+    if files:
+        details["files"] = files
+    text = json.dumps(details, separators=(",", ":")).encode() if details else b""
+    text += _SPACES[len(text) & 7]
+    start = HEADER.size + ROW.size * len(frames) + len(text)
+    rows: list[bytes] = []
+    body: list[Any] = []
+    for partition, base_offset, frame in frames:
+        low, high, flags = frame.min_timestamp, frame.max_timestamp, 0
+        if log_append:
+            low = high = time * 1000
+            flags = LOG_APPEND
+        if isinstance(frame, FramePlace):
+            flags |= BY_REFERENCE
+            file, byte_start = files.index(frame.file), frame.byte_start
+        else:
+            file, byte_start = 0, start
+            padding = _PADDING[frame.byte_length & 7]
+            body += [*frame.parts, padding] if padding else frame.parts
+            start += frame.byte_length + len(padding)
+        rows.append(
+            ROW.pack(
+                partition, flags, file, base_offset, frame.record_count, frame.byte_length,
+                byte_start, low, high,
+            )
+        )  # fmt: skip
+    table = b"".join(rows)
+    return table, table + text, body, start
+
+
+def unpack(
+    data: bytes, at: int, *, incarnation: int, number: int, position: int, path: str
+) -> tuple[Commit | None, int]:
+    """Read the commit that starts at `data[at]` and must be this one.
+
+    Returns:
+        The commit, or None if `data` ends before its table and meta do; and the number of bytes
+        from `at` that are needed to read it.
+
+    Raises:
+        CorruptLog: the bytes are there and are not that commit.
+    """
+    if len(data) - at < HEADER.size:
+        return None, HEADER.size
+    header = HEADER.unpack_from(data, at)
+    magic, crc, version, kind_number, flags = header[:5]
+    if magic != MAGIC:
+        raise CorruptLog(path, position, "no commit begins here")
+    if google_crc32c.value(data[at + 8 : at + HEADER.size]) != crc:
+        raise CorruptLog(path, position, "a commit header's checksum does not match")
+    kind = _KINDS.get(kind_number)
+    if version != VERSION or kind is None:
+        raise UnsupportedFormat(
+            f"the commit at byte {position} of {path}",
+            f"{version}, kind {kind_number}",
+            f"{VERSION} with kinds {min(_KINDS)} to {max(_KINDS)}",
+        )
+    length, meta_length, meta_crc, frame_count, time, token = header[8:14]
+    if header[5:8] != (incarnation, number, position):
+        raise CorruptLog(
+            path, position, f"commit {number} of incarnation {incarnation} is expected here, "
+            f"but this is commit {header[6]} of incarnation {header[5]} for byte {header[7]}",
+        )  # fmt: skip
+    meta_start = at + HEADER.size
+    needed = HEADER.size + meta_length
+    if len(data) < at + needed:
+        return None, needed
+    meta = data[meta_start : meta_start + meta_length]
+    if google_crc32c.value(meta) != meta_crc:
+        raise CorruptLog(path, position, "a commit's table does not match its checksum")
+    split = frame_count * ROW.size
+    producer_id, sequence, epoch = header[14:17]
+    return Commit(
+        kind, flags, number, position, length, time, token, producer_id, sequence, epoch,
+        meta[:split], meta[split:],
+    ), needed  # fmt: skip
+
+
+def results(table: bytes) -> dict[int, tuple[int, int]]:
+    """Return what a producer wants to know: {partition: (first offset, record count)}."""
+    found: dict[int, tuple[int, int]] = {}
+    for row in ROW.iter_unpack(table):
+        partition, base_offset, count = row[0], row[3], row[4]
+        first, before = found.get(partition, (base_offset, 0))
+        found[partition] = (first, before + count)
+    return found

@@ -1,0 +1,184 @@
+"""What can be set: topic settings (Kafka's dotted names) and client options (kafka-python's names).
+
+Each is parsed once, here; nothing past this module sees a name or a value it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from broker.errors import InvalidOption, unknown_name
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+CLEANUP_POLICIES = ("delete", "compact", "compact,delete", "delete,compact")
+TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+
+Serializer = Callable[[Any], bytes | None]
+Deserializer = Callable[[bytes], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the text or number of one option becomes its value."""
+
+    kind: type
+    at_least: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+    is_optional: bool = False
+
+    def parse(self, name: str, value: object) -> Any:
+        if value is None and self.is_optional:
+            return None
+        if self.choices:
+            return self._choice(name, value)
+        parsed = self._number(name, value)
+        if self.at_least is not None and parsed < self.at_least:
+            raise InvalidOption(f"{name}={value!r} is too small; use at least {self.at_least:g}")
+        if self.at_most is not None and parsed > self.at_most:
+            raise InvalidOption(f"{name}={value!r} is too large; use at most {self.at_most:g}")
+        return parsed
+
+    def _choice(self, name: str, value: object) -> str:
+        if isinstance(value, str) and value in self.choices:
+            return value
+        raise InvalidOption(f"{name}={value!r} is not one of {', '.join(self.choices)}")
+
+    def _number(self, name: str, value: object) -> Any:
+        noun = "a whole number" if self.kind is int else "a number"
+        try:
+            if isinstance(value, bool):
+                raise ValueError(value)
+            parsed = self.kind(value)
+            if self.kind is int and isinstance(value, float) and parsed != value:
+                raise ValueError(value)
+            if parsed != parsed:
+                raise ValueError(value)
+            return parsed
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidOption(f"{name}={value!r} is not {noun}") from error
+
+
+# Bytes of one journal file. Tests use tiny files to reach every roll.
+SEGMENT_BYTES = 64 << 20
+
+TOPIC_SETTINGS: dict[str, tuple[Rule, Any]] = {
+    "checkpoint.commits": (Rule(int, at_least=1), 1000),
+    "cleanup.policy": (Rule(str, choices=CLEANUP_POLICIES), "delete"),
+    "compression.type": (Rule(str, choices=("producer", *CODECS)), "producer"),
+    "delete.retention.ms": (Rule(int, at_least=0), 86_400_000),
+    "max.message.bytes": (Rule(int, at_least=0, at_most=1 << 30), 1_048_588),
+    "message.timestamp.type": (Rule(str, choices=TIMESTAMP_TYPES), "CreateTime"),
+    "min.cleanable.dirty.ratio": (Rule(float, at_least=0, at_most=1), 0.5),
+    "min.compaction.lag.ms": (Rule(int, at_least=0), 0),
+    "retention.bytes": (Rule(int, at_least=-1), -1),
+    "retention.ms": (Rule(int, at_least=-1), 604_800_000),
+    "segment.bytes": (Rule(int, at_least=1, at_most=1 << 30), SEGMENT_BYTES),
+}
+
+
+def parse_topic_settings(given: Mapping[str, object]) -> dict[str, Any]:
+    """Check the settings a user gave; None stays, and means the default."""
+    parsed = {}
+    for name, value in given.items():
+        if name not in TOPIC_SETTINGS:
+            raise unknown_name("topic setting", name, TOPIC_SETTINGS)
+        rule, _default = TOPIC_SETTINGS[name]
+        parsed[name] = None if value is None else rule.parse(name, value)
+    return parsed
+
+
+def topic_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every setting of a topic: what was given, and the defaults."""
+    return {name: given.get(name, default) for name, (_rule, default) in TOPIC_SETTINGS.items()}
+
+
+def _option(default: Any, rule: Rule | None = None) -> Any:
+    return field(default=default, metadata={"rule": rule})
+
+
+def _integer(default: int, at_least: int = 0) -> Any:
+    return _option(default, Rule(int, at_least=at_least))
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """Options of `log.producer(...)`."""
+
+    key_serializer: Serializer | None = _option(None)
+    value_serializer: Serializer | None = _option(None)
+    compression_type: str | None = _option(None, Rule(str, choices=CODECS, is_optional=True))
+    batch_size: int = _integer(1 << 20, at_least=1)
+    linger_ms: int = _integer(0)
+    buffer_memory: int = _integer(32 << 20, at_least=1)
+    max_block_ms: int = _integer(60_000)
+    delivery_timeout_ms: int = _integer(120_000)
+    request_timeout_ms: int = _integer(30_000)
+    partitioner: Any = _option("sticky")
+    durability: str = _option("buffered", Rule(str, choices=("buffered", "fsync")))
+    transactional_id: str | None = _option(None)
+    client_id: str | None = _option(None)
+
+    def __post_init__(self) -> None:
+        if not callable(self.partitioner) and self.partitioner not in ("sticky", "round_robin"):
+            raise InvalidOption(
+                f"partitioner={self.partitioner!r} is not sticky, round_robin or a function"
+            )
+        if self.transactional_id is not None and (
+            not isinstance(self.transactional_id, str) or not self.transactional_id
+        ):
+            raise InvalidOption(
+                f"transactional_id={self.transactional_id!r} is not a text of 1 character or more"
+            )
+        _check_callables(self, ("key_serializer", "value_serializer"))
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """Options of `log.consumer(...)`."""
+
+    group_id: str | None = _option(None)
+    client_id: str | None = _option(None)
+    key_deserializer: Deserializer | None = _option(None)
+    value_deserializer: Deserializer | None = _option(None)
+    auto_offset_reset: str = _option("latest", Rule(str, choices=("earliest", "latest", "none")))
+    fetch_min_bytes: int = _integer(1)
+    fetch_max_wait_ms: int = _integer(500)
+    fetch_max_bytes: int = _integer(52_428_800, at_least=1)
+    max_partition_fetch_bytes: int = _integer(8 << 20, at_least=1)
+    max_poll_records: int = _integer(500, at_least=1)
+    metadata_max_age_ms: int = _integer(5_000)
+    request_timeout_ms: int = _integer(30_000)
+    consumer_timeout_ms: float = _option(float("inf"), Rule(float, at_least=0))
+
+    def __post_init__(self) -> None:
+        if self.group_id is not None:
+            raise InvalidOption(
+                f"group_id={self.group_id!r}: consumer groups are not available yet; leave it out "
+                "and keep positions with consumer.position(...) and seek(...)"
+            )
+        _check_callables(self, ("key_deserializer", "value_deserializer"))
+
+
+Options = TypeVar("Options", ProducerOptions, ConsumerOptions)
+
+
+def parse_options(options: type[Options], kind: str, given: Mapping[str, object]) -> Options:
+    """Build checked client options from keyword arguments."""
+    known = {option.name: option.metadata["rule"] for option in fields(options)}
+    parsed: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise unknown_name(f"{kind} option", name, known)
+        rule = known[name]
+        parsed[name] = value if rule is None else rule.parse(name, value)
+    return options(**parsed)
+
+
+def _check_callables(options: object, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not callable(value):
+            raise InvalidOption(f"{name}={value!r} cannot be called; give a function")

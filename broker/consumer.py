@@ -1,0 +1,362 @@
+"""The consumer: pulls records from any offset, and waits for new ones without asking."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from broker.chunk import Chunk
+from broker.config import ConsumerOptions
+from broker.errors import (
+    Closed,
+    ForkedHandle,
+    InvalidOption,
+    LogError,
+    NoPosition,
+    UnknownPartition,
+)
+from broker.records import ConsumerRecord, OffsetAndTimestamp, TopicPartition
+from broker.subscription import Catalog, Subscription
+
+# Frames smaller than this are merged into one batch; larger ones are handed over as they are.
+_MERGE_BYTES = 1 << 20
+
+
+class Consumer:
+    """Reads topics. Made by `log.consumer(...)`; for one thread at a time."""
+
+    def __init__(self, catalog: Catalog, topics: tuple[str, ...], options: ConsumerOptions) -> None:
+        self._options = options
+        self._catalog = catalog
+        self._subscription = Subscription(catalog, options.metadata_max_age_ms)
+        self._watch = catalog.storage.watch()
+        self._positions: dict[TopicPartition, int] = {}
+        self._chunks: dict[TopicPartition, list[Chunk]] = {}
+        self._paused: set[TopicPartition] = set()
+        self._turn = 0
+        self._process_id = os.getpid()
+        self._is_closed = False
+        self._records: Iterator[ConsumerRecord] | None = None
+        self._yielded: ConsumerRecord | None = None
+        if topics:
+            self.subscribe(topics)
+
+    # What to read.
+
+    def subscribe(self, topics: Iterable[str] = (), pattern: str | None = None) -> None:
+        """Read all partitions of these topics, or of those whose whole name fits a pattern."""
+        self._check_usable()
+        self._forget_positions()
+        if isinstance(topics, str):
+            raise InvalidOption(f"subscribe takes a list of topics; use [{topics!r}]")
+        names = list(topics)
+        if pattern is not None and names:
+            raise InvalidOption("subscribe takes topics or a pattern, not both")
+        if pattern is None:
+            self._subscription.use_topics(names)
+        else:
+            self._subscription.use_pattern(_compile(pattern))
+        self._assign_new()
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions."""
+        self._check_usable()
+        self._forget_positions()
+        self._subscription.use_partitions([TopicPartition(*place) for place in partitions])
+        self._assign_new()
+
+    def unsubscribe(self) -> None:
+        self._check_usable()
+        self._forget_positions()
+        self._subscription.use_topics([])
+
+    def subscription(self) -> set[str]:
+        """Return the topics that are read by name or pattern."""
+        return self._subscription.topics()
+
+    def assignment(self) -> set[TopicPartition]:
+        return set(self._positions)
+
+    def topics(self) -> set[str]:
+        """Return all topics of the log."""
+        self._check_usable()
+        return set(self._catalog.topic_names())
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        self._check_usable()
+        return set(range(self._subscription.reader(topic).refresh().partition_count))
+
+    # Where to read.
+
+    def position(self, partition: TopicPartition) -> int:
+        """Return the offset of the next record this consumer gives."""
+        self._check_usable()
+        self._settle_iteration()
+        if partition not in self._positions:
+            raise self._not_assigned(partition)
+        return self._positions[partition]
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Go on from this offset; whether the partition holds it shows at the next read."""
+        self._check_usable()
+        if type(offset) is not int or offset < 0:
+            raise InvalidOption(f"cannot seek {partition} to {offset!r}; give an offset from 0 on")
+        self._settle_iteration()
+        if partition not in self._positions:
+            raise self._not_assigned(partition)
+        self._positions[partition] = offset
+        self._chunks.pop(partition, None)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go to the first record of these partitions, or of all."""
+        wanted = list(partitions or self._positions)
+        for place, offset in self.beginning_offsets(wanted).items():
+            self.seek(place, offset)
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go behind the last record of these partitions, or of all."""
+        wanted = list(partitions or self._positions)
+        for place, offset in self.end_offsets(wanted).items():
+            self.seek(place, offset)
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {place: bounds[0] for place, bounds in self._bounds(partitions).items()}
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the offset that the next record of each partition will get."""
+        return {place: bounds[1] for place, bounds in self._bounds(partitions).items()}
+
+    def offsets_for_times(
+        self, times: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return the first record at or after each time (milliseconds), or None."""
+        self._check_usable()
+        found = {}
+        for place, timestamp_ms in times.items():
+            reader = self._subscription.reader(place.topic)
+            reader.refresh()
+            found[place] = reader.offset_for_time(place.partition, timestamp_ms * 1000)
+        return found
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Give no records of these until `resume`; their positions stay."""
+        self._check_usable()
+        self._settle_iteration()
+        for place in partitions:
+            if place not in self._positions:
+                raise self._not_assigned(place)
+            self._paused.add(place)
+            self._chunks.pop(place, None)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._paused.difference_update(partitions)
+
+    def paused(self) -> set[TopicPartition]:
+        return set(self._paused)
+
+    def commit(self, offsets: Any = None) -> None:
+        raise InvalidOption("commit needs a consumer group; groups are not available yet")
+
+    def committed(self, partition: TopicPartition) -> int | None:
+        raise InvalidOption("committed needs a consumer group; groups are not available yet")
+
+    # Reading.
+
+    def poll(
+        self, timeout_ms: float = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """Return some records, waiting up to `timeout_ms` for the first."""
+        self._check_usable()
+        self._settle_iteration()
+        limit = self._options.max_poll_records if max_records is None else max_records
+        if limit < 1:
+            raise InvalidOption(f"max_records={max_records!r} is too small; use at least 1")
+        if not self._chunks:
+            self._fetch(timeout_ms)
+        polled: dict[TopicPartition, list[ConsumerRecord]] = {}
+        for place in list(self._chunks):
+            taken = self._take_records(place, limit)
+            polled[place] = taken
+            limit -= len(taken)
+            if limit == 0:
+                break
+        return polled
+
+    def poll_batches(self, timeout_ms: float = 0) -> dict[TopicPartition, pa.RecordBatch]:
+        """Return Arrow batches with an offset column; large frames come without a copy."""
+        self._check_usable()
+        self._settle_iteration()
+        if not self._chunks:
+            self._fetch(timeout_ms)
+        return {place: self._take_batch(place) for place in list(self._chunks)}
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        self._check_usable()
+        if self._records is None:
+            self._records = self._iterate()
+        return next(self._records)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._watch.close()
+            self._subscription.close()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # How it is done.
+
+    def _iterate(self) -> Iterator[ConsumerRecord]:
+        """Give records one by one. The position follows lazily: see `_settle_iteration`."""
+        while True:
+            if not self._chunks and not self._fetch(self._options.consumer_timeout_ms):
+                self._records = None
+                return
+            place = next(iter(self._chunks))
+            chunk = self._chunks[place].pop(0)
+            if not self._chunks[place]:
+                del self._chunks[place]
+            self._positions[place] = chunk.offset
+            for record in chunk.records(chunk.count, self._options):
+                self._yielded = record
+                yield record
+            self._yielded = None
+            self._positions[place] = chunk.end_offset
+
+    def _settle_iteration(self) -> None:
+        """Before anything else moves the positions: make them what iteration has given so far."""
+        record, self._yielded = self._yielded, None
+        if self._records is not None:
+            self._records = None
+        if record is not None:
+            place = TopicPartition(record.topic, record.partition)
+            self._positions[place] = record.offset + 1
+            self._chunks.pop(place, None)
+
+    def _take_records(self, place: TopicPartition, limit: int) -> list[ConsumerRecord]:
+        chunks = self._chunks[place]
+        records: list[ConsumerRecord] = []
+        while chunks and len(records) < limit:
+            chunk = chunks[0]
+            records += chunk.records(limit - len(records), self._options)
+            self._positions[place] = chunk.offset
+            if chunk.count == 0:
+                chunks.pop(0)
+        if not chunks:
+            del self._chunks[place]
+        return records
+
+    def _take_batch(self, place: TopicPartition) -> pa.RecordBatch:
+        chunks = self._chunks[place]
+        taken = [chunks.pop(0)]
+        size = taken[0].byte_count
+        while chunks and size + chunks[0].byte_count <= _MERGE_BYTES:
+            taken.append(chunks.pop(0))
+            size += taken[-1].byte_count
+        if not chunks:
+            del self._chunks[place]
+        self._positions[place] = taken[-1].end_offset
+        batches = [chunk.with_offsets() for chunk in taken]
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+    def _fetch(self, timeout_ms: float) -> bool:
+        """Fill the chunks; wait up to `timeout_ms` for records. Returns whether there are any."""
+        begun = time.monotonic()
+        deadline = begun + timeout_ms / 1000
+        gather_until = begun + min(timeout_ms, self._options.fetch_max_wait_ms) / 1000
+        while True:
+            self._watch.clear()
+            self._assign_new()
+            size = self._fetch_once()
+            now = time.monotonic()
+            is_enough = size >= self._options.fetch_min_bytes
+            if (size and (is_enough or now >= gather_until)) or now >= deadline:
+                return bool(self._chunks)
+            self._chunks.clear()
+            self._watch.keep(self._subscription.directories())
+            until = min(deadline, gather_until) if size else deadline
+            self._watch.wait(until - now)
+
+    def _fetch_once(self) -> int:
+        """Read what is there, fairly over the partitions; return how many bytes."""
+        budget = self._options.fetch_max_bytes
+        size = 0
+        places = [place for place in self._positions if place not in self._paused]
+        self._turn += 1
+        for step in range(len(places)):
+            place = places[(self._turn + step) % len(places)]
+            reader = self._subscription.reader(place.topic)
+            limit = min(self._options.max_partition_fetch_bytes, budget - size)
+            fetched = reader.fetch(place.partition, self._positions[place], limit)
+            if fetched:
+                self._chunks[place] = [Chunk(place, one) for one in fetched]
+                size += sum(one.byte_count for one in fetched)
+            if size >= budget:
+                break
+        return size
+
+    def _assign_new(self) -> None:
+        """Bring readers up to date, and give new partitions a position."""
+        gone, added = self._subscription.refresh(self._positions)
+        for place in gone:
+            del self._positions[place]
+            self._chunks.pop(place, None)
+            self._paused.discard(place)
+        for place, is_late in added:
+            start, end = self._subscription.reader(place.topic).bounds(place.partition)
+            # One that appeared later is read from its beginning, or its first records were missed.
+            reset = "earliest" if is_late else self._options.auto_offset_reset
+            if reset == "none":
+                raise NoPosition(place)
+            self._positions[place] = start if reset == "earliest" else end
+
+    def _bounds(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        self._check_usable()
+        found = {}
+        for place in partitions:
+            reader = self._subscription.reader(place.topic)
+            reader.refresh()
+            found[place] = reader.bounds(place.partition)
+        return found
+
+    def _forget_positions(self) -> None:
+        self._settle_iteration()
+        self._positions.clear()
+        self._chunks.clear()
+        self._paused.clear()
+
+    def _not_assigned(self, place: TopicPartition) -> LogError:
+        if place.topic in self._subscription.topics():
+            count = self._subscription.reader(place.topic).state.partition_count
+            return UnknownPartition(place.topic, place.partition, count)
+        return InvalidOption(
+            f"{place.topic}-{place.partition} is not assigned to this consumer; assign or "
+            "subscribe to it first"
+        )
+
+    def _check_usable(self) -> None:
+        if self._process_id != os.getpid():
+            raise ForkedHandle("consumer")
+        if self._is_closed:
+            raise Closed("consumer")
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InvalidOption(f"pattern {pattern!r} is not a regular expression: {error}") from error

@@ -1,0 +1,59 @@
+"""Frames written before the commit that names them: `data/<uuid>.frames`, one after the other.
+
+Until a commit names the file nobody reads it, so a crash leaves only garbage.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from broker.batch import Frame
+from broker.commit import FramePlace
+from broker.storage import AppendFile, LocalStorage
+
+_PADDING = [b"\0" * count for count in (0, 7, 6, 5, 4, 3, 2, 1)]
+
+
+class DataFile:
+    """A file of frames in the making. It is made when the first frame comes."""
+
+    def __init__(self, storage: LocalStorage, directory: str) -> None:
+        self._storage = storage
+        self._directory = f"{directory}/data"
+        self._name = f"{uuid.uuid4().hex}.frames"
+        self._file: AppendFile | None = None
+        self._position = 0
+
+    def add(self, frame: Frame) -> FramePlace:
+        """Write a frame; it may be named in a commit once `finish` has returned."""
+        if self._file is None:
+            path = f"{self._directory}/{self._name}"
+            self._file = self._storage.open_file(path, write=True, create=True)
+            assert self._file is not None
+        padding = _PADDING[frame.byte_length & 7]
+        start, length = self._position, frame.byte_length + len(padding)
+        self._file.append([*frame.parts, padding], length, start)
+        self._position += length
+        return FramePlace(
+            self._name,
+            start,
+            frame.byte_length,
+            frame.record_count,
+            frame.min_timestamp,
+            frame.max_timestamp,
+        )
+
+    def finish(self) -> None:
+        """Make the file and its name durable."""
+        if self._file is not None:
+            self._file.sync()
+            self._file.close()
+            self._file = None
+            self._storage.sync_directory(self._directory)
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._position:
+            self._storage.remove(f"{self._directory}/{self._name}")

@@ -1,0 +1,234 @@
+"""The journal on local disk: numbered commits, appended to files under a lock.
+
+`journal/<first commit number, 20 digits>.log` holds commits one after the other; the last commit of
+a file that is complete is an end-of-file commit, and nothing is ever appended after it. Readers
+take no lock. What a killed writer leaves is a prefix of a commit at the end of the last file:
+readers stop before it and wait, the next writer keeps it aside and cuts it. Bytes that are all
+there and wrong are corruption: reported, never cut, never skipped.
+
+A `Journal` is a cursor over the commits, for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any
+
+from broker.commit import Commit, Kind, unpack
+from broker.errors import CorruptLog, StorageError, UnknownTopic
+from broker.storage import AppendFile, LocalStorage
+from broker.synced import Synced
+
+_BLOCK = 1 << 16
+
+
+class Journal:
+    """A place in one topic's journal, from which commits are read and, at the end, appended."""
+
+    def __init__(
+        self, storage: LocalStorage, topic: str, incarnation: int, *, write: bool = False
+    ) -> None:
+        self.storage = storage
+        self.topic = topic
+        self.incarnation = incarnation
+        self.directory = f"topics/{topic}/{incarnation}"
+        self.file_number = 0
+        self.position = 0
+        self.number = 0
+        self._write = write
+        self._file: AppendFile | None = None
+        self._lock = storage.lock(topic)
+        self.is_locked = False
+
+    def seek(self, file_number: int, position: int, number: int) -> None:
+        """Go to a place that a checkpoint names."""
+        self._close_file()
+        self.file_number, self.position, self.number = file_number, position, number
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """File number, byte position in it, and number of the next commit."""
+        return self.file_number, self.position, self.number
+
+    @property
+    def path(self) -> str:
+        """The current file, for messages."""
+        return self.storage.locate(self.file_path(self.file_number))
+
+    def file_path(self, file_number: int) -> str:
+        return f"{self.directory}/journal/{file_number:020d}.log"
+
+    def read_new(self) -> list[Commit]:
+        """Return the commits after the cursor and move behind them."""
+        if self.is_locked:
+            return self._read_on()
+        place = self.place
+        try:
+            return self._read_on()
+        except CorruptLog as damage:
+            self.seek(*place)
+            return self._confirm(damage)
+
+    def read_one(self) -> Commit | None:
+        """Return the next commit of the current file, or None if no whole one is there."""
+        commits: list[Commit] = []
+        file = self.open_current()
+        if file is not None:
+            self._scan(file, file.size(), commits, limit=1)
+        return commits[0] if commits else None
+
+    def lock(self, timeout_ms: int) -> None:
+        """Take the topic's lock: from here to `unlock` the journal's end is ours."""
+        self._lock.acquire(timeout_ms)
+        self.is_locked = True
+
+    def unlock(self) -> None:
+        self.is_locked = False
+        self._lock.release()
+
+    def is_behind(self) -> bool:
+        """Tell whether others have written since the cursor moved. Cheap: one system call."""
+        file = self._file
+        return file is None or file.size() != self.position
+
+    def append(self, parts: list[Any], length: int) -> None:
+        """Write one commit at the end. Only under the lock, with the cursor at the end."""
+        assert self._file is not None and self.is_locked
+        self._file.append(parts, length, self.position)
+        self.number += 1
+        self.position += length
+
+    def cut_torn_tail(self) -> None:
+        """Under the lock: remove what a killed writer left after the last commit; keep a copy."""
+        file = self._file
+        if file is None or (size := file.size()) == self.position:
+            return
+        self._keep_aside(file, size)
+        file.truncate(self.position)
+
+    def begin_file(self) -> None:
+        """Under the lock, after an end-of-file commit: make the file that it names."""
+        self._close_file()
+        self.file_number, self.position = self.number, 0
+        self._file = self.storage.open_file(
+            self.file_path(self.file_number), write=True, create=True
+        )
+
+    def open_current(self) -> AppendFile | None:
+        """Return the file at the cursor; None if it does not exist."""
+        if self._file is None:
+            self._file = self.storage.open_file(self.file_path(self.file_number), write=self._write)
+        return self._file
+
+    def close(self) -> None:
+        self._close_file()
+        self._lock.close()
+
+    def _read_on(self) -> list[Commit]:
+        commits: list[Commit] = []
+        while True:
+            file = self.open_current()
+            if file is None:
+                self._explain_absence()
+                return commits
+            size = file.size()
+            if size < self.position:
+                raise CorruptLog(file.path, size, "the file is shorter than what it held")
+            if size > self.position:
+                self._scan(file, size, commits)
+            if not commits or commits[-1].kind is not Kind.END_OF_FILE:
+                return commits
+            if self.number == self.file_number:
+                return commits
+            self._close_file()
+            self.file_number, self.position = self.number, 0
+
+    def _scan(
+        self, file: AppendFile, size: int, commits: list[Commit], limit: int = 1 << 62
+    ) -> None:
+        """Read whole commits up to `size`, or to the end-of-file commit."""
+        block, block_start = b"", self.position
+        while self.position < size and len(commits) < limit:
+            commit, needed = unpack(
+                block,
+                self.position - block_start,
+                incarnation=self.incarnation,
+                number=self.number,
+                position=self.position,
+                path=file.path,
+            )
+            if commit is None:
+                if self.position + needed > size:
+                    return
+                wanted = max(needed, min(_BLOCK, size - self.position))
+                block, block_start = file.read(self.position, wanted), self.position
+                if len(block) < needed:
+                    return
+                continue
+            if self.position + commit.length > size:
+                return
+            commits.append(commit)
+            self.number += 1
+            self.position += commit.length
+            if commit.kind is Kind.END_OF_FILE:
+                return
+
+    def _confirm(self, damage: CorruptLog) -> list[Commit]:
+        """Read again with no writer at work; after a power cut, stop before what was not synced."""
+        try:
+            self.lock(timeout_ms=10_000)
+        except StorageError:
+            raise damage from None
+        try:
+            place = self.place
+            try:
+                return self._read_on()
+            except CorruptLog:
+                hint = Synced.read(self.storage, self.directory)
+                if hint is not None and hint.boot_id == self.storage.boot_id:
+                    raise
+                self.seek(*place)
+                return self._read_unsynced(hint)
+        finally:
+            self.unlock()
+
+    def _read_unsynced(self, hint: Synced | None) -> list[Commit]:
+        """Return the commits before the first invalid one, which the next writer cuts."""
+        commits: list[Commit] = []
+        try:
+            while True:
+                file = self.open_current()
+                if file is None:
+                    return commits
+                self._scan(file, file.size(), commits)
+                if not commits or commits[-1].kind is not Kind.END_OF_FILE:
+                    return commits
+                self._close_file()
+                self.file_number, self.position = self.number, 0
+        except CorruptLog:
+            if hint is not None and hint.place > (self.file_number, self.position):
+                raise
+            return commits
+
+    def _explain_absence(self) -> None:
+        """The file at the cursor is absent: not yet made, or gone with its topic, or lost."""
+        if self.storage.exists(f"topics/{self.topic}/{self.incarnation}.deleted"):
+            raise UnknownTopic(self.topic, "was deleted", "create it again or choose another")
+        names = self.storage.list(f"{self.directory}/journal")
+        if not names and not self.storage.exists(self.directory):
+            raise UnknownTopic(self.topic)
+        is_next = self.position == 0 and self.number == self.file_number and self.number > 0
+        later = [name for name in names if name > os.path.basename(self.path)]
+        if not is_next or later:
+            raise CorruptLog(self.path, 0, "the file is missing")
+
+    def _keep_aside(self, file: AppendFile, size: int) -> None:
+        rest = file.read(self.position, size - self.position)
+        name = f"{self.file_number:020d}-{self.position}-{uuid.uuid4().hex[:8]}.cut"
+        self.storage.create(f"{self.directory}/aside/{name}", rest)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

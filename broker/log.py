@@ -1,0 +1,287 @@
+"""A log: topics below one root. What a person opens first."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker import topic as topics
+from broker.config import ConsumerOptions, ProducerOptions, parse_options, parse_topic_settings
+from broker.consumer import Consumer
+from broker.errors import (
+    AlreadyExists,
+    InvalidOption,
+    InvalidTopicName,
+    LogNotFound,
+    NotALog,
+    TopicExists,
+    UnknownTopic,
+    UnsupportedFormat,
+)
+from broker.producer import Producer
+from broker.reader import TopicReader
+from broker.records import TopicPartition
+from broker.storage import LocalStorage, open_storage
+from broker.subscription import Catalog
+from broker.topic import Topic
+
+FORMAT_VERSION = 1
+_MARK = "_log.json"
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_NAME_LENGTH_MAX = 249
+_PARTITIONS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """One partition: it holds the offsets [start_offset, end_offset)."""
+
+    partition: int
+    start_offset: int
+    end_offset: int
+
+    @property
+    def record_count(self) -> int:
+        return self.end_offset - self.start_offset
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic as of one commit."""
+
+    name: str
+    incarnation: int
+    epoch: int
+    commit_count: int
+    partitions: tuple[PartitionDescription, ...]
+    config: dict[str, Any]
+    given_config: dict[str, Any]
+    byte_count: int
+
+    @property
+    def record_count(self) -> int:
+        return sum(partition.record_count for partition in self.partitions)
+
+
+class Log:
+    """A partitioned, durable, replayable log stored as plain files. Opened by `broker.open`."""
+
+    def __init__(self, storage: LocalStorage, *, create: bool = True) -> None:
+        self._storage = storage
+        self.root = storage.root
+        self.cluster_id = _open_mark(storage, create=create)
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    ) -> None:
+        """Make a topic; a deleted one of that name comes back as a new incarnation, empty."""
+        _check_name(name)
+        if type(partitions) is not int or not 1 <= partitions <= _PARTITIONS_MAX:
+            raise InvalidOption(
+                f"partitions={partitions!r} of topic {name!r}: use a whole number from 1 to "
+                f"{_PARTITIONS_MAX}"
+            )
+        settings = parse_topic_settings({k: v for k, v in (config or {}).items() if v is not None})
+        self._check_collision(name)
+        incarnation, is_there = self._incarnation(name)
+        if is_there:
+            if not self._is_deleted(name, incarnation):
+                raise TopicExists(name)
+            topics.remove_deleted(self._storage, name, incarnation)
+            incarnation += 1
+        topics.create(self._storage, name, incarnation, partitions=partitions, config=settings)
+        for mark in self._storage.list(f"topics/{name}"):
+            if mark.endswith(".deleted") and int(mark.partition(".")[0]) < incarnation:
+                self._storage.remove(f"topics/{name}/{mark}")
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        return [name for name in self._storage.list("topics") if self._incarnation(name)[1]]
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """Return what the topic is, as of now."""
+        reader = self._open_reader(name)
+        try:
+            state = reader.refresh()
+            return TopicDescription(
+                name=name,
+                incarnation=state.incarnation,
+                epoch=state.epoch,
+                commit_count=state.number,
+                partitions=tuple(
+                    PartitionDescription(number, start, end)
+                    for number, (start, end) in enumerate(
+                        zip(state.starts, state.ends, strict=True)
+                    )
+                ),
+                config=dict(state.settings),
+                given_config=dict(state.given),
+                byte_count=sum(file.byte_length for file in state.files) + state.position,
+            )
+        finally:
+            reader.close()
+
+    def alter_topic(self, name: str, config: Mapping[str, object | None]) -> None:
+        """Change settings; a value of None goes back to the default."""
+        settings = parse_topic_settings(config)
+        with self._writing(name) as topic:
+            topic.configure(config=settings)
+
+    def create_partitions(self, name: str, partitions: int) -> None:
+        """Let the topic have this many partitions, more than now. Keys may move to others."""
+        if type(partitions) is not int or not 1 <= partitions <= _PARTITIONS_MAX:
+            raise InvalidOption(f"partitions={partitions!r}: use a whole number")
+        with self._writing(name) as topic:
+            topic.configure(partitions=partitions)
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Remove all records before these offsets (-1: all); return the new log starts."""
+        by_topic: dict[str, dict[int, int]] = {}
+        for place, offset in offsets.items():
+            by_topic.setdefault(place.topic, {})[place.partition] = offset
+        starts: dict[TopicPartition, int] = {}
+        for name, wanted in by_topic.items():
+            with self._writing(name) as topic:
+                state = topic.truncate(wanted)
+                for partition in wanted:
+                    starts[TopicPartition(name, partition)] = state.starts[partition]
+        return starts
+
+    def delete_topic(self, name: str) -> None:
+        """Remove the topic and its records."""
+        with self._writing(name) as topic:
+            topic.delete()
+
+    def producer(self, **options: Any) -> Producer:
+        """Return a producer; see `broker.config.ProducerOptions` for its options."""
+        parsed = parse_options(ProducerOptions, "producer", options)
+        return Producer(self._open_writer, parsed)
+
+    def consumer(self, *topics: str, **options: Any) -> Consumer:
+        """Return a consumer of these topics; see `broker.config.ConsumerOptions`."""
+        parsed = parse_options(ConsumerOptions, "consumer", options)
+        return Consumer(Catalog(self._storage, self.topics, self._open_reader), topics, parsed)
+
+    def close(self) -> None:
+        """Nothing is held open by the log itself; here for `with`."""
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Log({self.root!r})"
+
+    def _writing(self, name: str) -> _ClosingTopic:
+        return _ClosingTopic(self._open_writer(name))
+
+    def _open_writer(self, name: str) -> Topic:
+        return Topic(self._storage, name, self._existing(name), write=True)
+
+    def _open_reader(self, name: str) -> TopicReader:
+        return TopicReader(self._storage, name, self._existing(name))
+
+    def _existing(self, name: str) -> int:
+        _check_name(name)
+        incarnation, is_there = self._incarnation(name)
+        if not is_there or self._is_deleted(name, incarnation):
+            raise UnknownTopic(name, hint=f"create it with create_topic({name!r})")
+        return incarnation
+
+    def _incarnation(self, name: str) -> tuple[int, bool]:
+        """Return the newest incarnation and whether it is there, or the next free number."""
+        newest, deleted = 0, 0
+        for entry in self._storage.list(f"topics/{name}"):
+            number, _, suffix = entry.partition(".")
+            if not number.isdigit():
+                continue
+            if suffix == "deleted":
+                deleted = max(deleted, int(number))
+            elif not suffix:
+                newest = max(newest, int(number))
+        if newest <= deleted:
+            return deleted + 1, False
+        if self._storage.list(f"topics/{name}/{newest}/journal"):
+            return newest, True
+        return newest, False
+
+    def _is_deleted(self, name: str, incarnation: int) -> bool:
+        """Tell whether a delete was committed and its files were not removed any more."""
+        try:
+            topic = Topic(self._storage, name, incarnation)
+        except UnknownTopic:
+            return True
+        try:
+            return topic.state.is_deleted
+        finally:
+            topic.close()
+
+    def _check_collision(self, name: str) -> None:
+        """As Kafka: names that differ only in '.' and '_' would collide in metrics."""
+        folded = name.replace(".", "_")
+        for other in self.topics():
+            if other != name and other.replace(".", "_") == folded:
+                raise InvalidTopicName(name, f"collides with topic {other!r}")
+
+
+class _ClosingTopic:
+    """`with` for a topic that one call opens, uses and closes."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+
+    def __enter__(self) -> Topic:
+        return self._topic
+
+    def __exit__(self, *exception: object) -> None:
+        self._topic.close()
+
+
+def open_log(root: str | os.PathLike[str], *, create: bool = True) -> Log:
+    """Open the log at a path or address; make it if there is none and `create` is true."""
+    return Log(open_storage(root), create=create)
+
+
+def _open_mark(storage: LocalStorage, *, create: bool) -> str:
+    data = storage.read(_MARK)
+    if data is None:
+        if not create:
+            raise LogNotFound(storage.root)
+        foreign = [name for name in storage.list("") if name not in ("topics", "locks", "groups")]
+        if foreign:
+            raise NotALog(
+                f"{storage.root} is not a log and not empty (it holds {foreign[0]!r}); "
+                "choose an empty or new directory"
+            )
+        mark = {"format": FORMAT_VERSION, "cluster_id": uuid.uuid4().hex}
+        try:
+            storage.create(_MARK, json.dumps(mark).encode() + b"\n")
+        except AlreadyExists:
+            pass
+        data = storage.read(_MARK) or b""
+    try:
+        mark = json.loads(data)
+        version, cluster_id = mark["format"], mark["cluster_id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotALog(f"{storage.locate(_MARK)} is not what a log begins with: {error}") from error
+    if version != FORMAT_VERSION:
+        raise UnsupportedFormat(storage.root, version, f"version {FORMAT_VERSION}")
+    return str(cluster_id)
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidTopicName(str(name), "is empty")
+    if name in (".", ".."):
+        raise InvalidTopicName(name, "is a directory's name")
+    if len(name) > _NAME_LENGTH_MAX:
+        raise InvalidTopicName(name, f"has {len(name)} characters")
+    wrong = sorted(set(name) - _NAME_CHARACTERS)
+    if wrong:
+        raise InvalidTopicName(name, f"has the character {wrong[0]!r}")

@@ -1,0 +1,87 @@
+"""After a power cut: find what survived, cut the rest, and say so.
+
+In one boot of a machine a killed writer leaves a prefix. A power cut is different: pages that were
+not synced are lost in any order. So the first writer of a new boot checks every byte that was not
+known to be synced, cuts at the first commit that is not whole, keeps what it cut aside, and
+commits `recover`: a new epoch, and the offsets at which it begins. A crash on the way leaves the
+old boot id in `synced`, and the next writer does it all again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pyarrow as pa
+
+from broker import batch
+from broker.commit import BY_REFERENCE, ROW, Commit, Kind
+from broker.errors import CorruptLog
+from broker.journal import Journal
+from broker.state import TopicState
+from broker.synced import Synced
+
+logger = logging.getLogger(__name__)
+
+
+def survey(journal: Journal, state: TopicState, hint: Synced | None) -> None:
+    """Under the lock: bring `state` and the journal to the last whole commit; cut what follows."""
+    certain = hint.place if hint is not None else (0, 0)
+    while (commit := _read_whole(journal, certain)) is not None:
+        state.apply(commit, journal.path)
+        if commit.kind is Kind.END_OF_FILE:
+            journal.seek(state.file_number, 0, state.number)
+    _cut(journal, certain)
+
+
+def _read_whole(journal: Journal, certain: tuple[int, int]) -> Commit | None:
+    """Return the next commit if it is whole, frames and all."""
+    place = journal.place
+    try:
+        commit = journal.read_one()
+        if commit is not None and place[:2] >= certain:
+            _check_frames(journal, commit)
+        return commit
+    except CorruptLog:
+        if place[:2] < certain:
+            raise
+        journal.seek(*place)
+        return None
+
+
+def _check_frames(journal: Journal, commit: Commit) -> None:
+    file = journal.open_current()
+    assert file is not None
+    for row in ROW.iter_unpack(commit.table):
+        flags, length, start = row[1], row[5], row[6]
+        if flags & BY_REFERENCE:
+            continue  # Synced before the commit that names it.
+        at = commit.position + start
+        batch.check(pa.py_buffer(file.read(at, length)), file.path, at)
+
+
+def _cut(journal: Journal, certain: tuple[int, int]) -> None:
+    storage = journal.storage
+    file = journal.open_current()
+    if file is None:
+        lost = 0
+    else:
+        lost = file.size() - journal.position
+        if (journal.file_number, journal.position) < certain:
+            raise CorruptLog(file.path, journal.position, "synced commits are missing")
+        journal.cut_torn_tail()
+        file.sync()
+    folder = f"{journal.directory}/journal"
+    for name in storage.list(folder):
+        if name.endswith(".log") and int(name[:20]) > journal.file_number:
+            aside = f"{journal.directory}/aside/{name}-{uuid.uuid4().hex[:8]}"
+            storage.rename(f"{folder}/{name}", aside)
+            lost += 1
+    storage.sync_directory(folder)
+    if lost:
+        logger.warning(
+            "%s lost unsynced commits in a power cut after commit %d; the rest is kept in %s/aside",
+            journal.topic,
+            journal.number - 1,
+            storage.locate(journal.directory),
+        )

@@ -1,0 +1,71 @@
+"""Metadata, dependencies and extras; tool settings are in pyproject.toml."""
+
+from setuptools import find_packages, setup
+
+REQUIREMENTS = [
+    # Columnar record batches, and the Parquet files of sealed records.
+    "pyarrow>=26",
+    # Offsets, lengths and key hashes computed for a whole batch at once.
+    "numpy>=2",
+    # The checksum of every extent, at hardware speed.
+    "google-crc32c>=1.5",
+    # One interface to file systems other than the local disk.
+    "fsspec",
+    # The command line: parsing, help and exit codes.
+    "click>=8",
+    # Tables and progress bars on a terminal.
+    "rich>=13",
+    # Wakes a waiting consumer when a commit appears, instead of polling.
+    'inotify-simple>=1.3; sys_platform == "linux"',
+]
+
+EXTRAS = {
+    "spark": [
+        # The newest Spark that delta-spark accepts.
+        "pyspark==4.2.0",
+        # Spark's Python data sources need pandas, and not yet its version 3.
+        "pandas<3",
+    ],
+    "delta": [
+        # The newest version whose jar is published as well.
+        "delta-spark==4.4.0",
+    ],
+    "test": [
+        # Runs the tests.
+        "pytest>=8",
+        # Random operations, compared with a plain model.
+        "hypothesis",
+        # A test that hangs fails instead.
+        "pytest-timeout",
+        # Spreads the tests over several cores.
+        "pytest-xdist",
+    ],
+    "dev": [
+        # Formats and lints.
+        "ruff",
+        # Checks the types.
+        "mypy",
+    ],
+}
+
+setup(
+    name="spark-log",
+    version="0.1.0",
+    description="A partitioned, transactional log on plain storage, read and written by Spark",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["broker", "broker.*", "spark_log", "spark_log.*"]),
+    python_requires=">=3.11",
+    install_requires=REQUIREMENTS,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["spark-log = broker.cli:main"]},
+    keywords=["log", "streaming", "spark", "kafka", "delta"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: System :: Distributed Computing",
+    ],
+)
