@@ -36,6 +36,7 @@ from broker.records import (
     RecordMetadata,
     TopicPartition,
 )
+from broker.verify import Damage, TopicReport, VerifyReport
 
 __all__ = [
     "AlreadyExists",
@@ -44,6 +45,7 @@ __all__ = [
     "Closed",
     "ConsumerRecord",
     "CorruptLog",
+    "Damage",
     "DiskFull",
     "ForkedHandle",
     "InvalidOption",
@@ -67,9 +69,11 @@ __all__ = [
     "TopicDescription",
     "TopicExists",
     "TopicPartition",
+    "TopicReport",
     "TransactionError",
     "UnknownPartition",
     "UnknownTopic",
     "UnsupportedFormat",
+    "VerifyReport",
     "open",
 ]

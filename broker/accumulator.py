@@ -53,16 +53,7 @@ class Accumulator:
             buffer = self._open.get(topic)
             if buffer is None:
                 buffer = self._open[topic] = RecordBuffer(topic)
-            values = buffer.values
-            index = len(values)
-            values.append(value)
-            buffer.keys.append(key)
-            buffer.timestamps.append(timestamp)
-            if headers:
-                buffer.headers[index] = headers
-            if partition is not None:
-                buffer.given[index] = partition
-            buffer.byte_count += size
+            index = buffer.add(key, value, headers, timestamp, partition, size)
             self._buffered += size
             if buffer.byte_count >= self._batch_size:
                 self._queue.append(self._open.pop(topic))

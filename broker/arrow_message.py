@@ -4,7 +4,8 @@ Building Arrow arrays costs 25 µs even for one record: more than the whole comm
 of a batch in which each column is all present or all null differs from that of any other such
 batch only in a few numbers at fixed places: row count, null counts, buffer places. So the message
 that Arrow itself writes for one record is kept as a template and those numbers are written into
-it. The result is the same Arrow message; batches of any other shape go through Arrow.
+it. The result is an Arrow message like any other; large batches, and those of any other shape, go
+through Arrow.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _NODES = struct.Struct("<14q")  # 7 fields, each: length, null count
 _BUFFERS = struct.Struct("<34q")  # 17 buffers, each: place, length
 _PADDING = [b"\0" * count for count in (0, 7, 6, 5, 4, 3, 2, 1)]
 _HEADS_KEPT = 4096
+# From here on Arrow's own conversion is the faster one.
+_TEMPLATE_RECORDS_MAX = 256
 _ABSENT = -1
 
 
@@ -40,21 +43,36 @@ def encode_columns(
     values: list[bytes | None],
     headers: list[Any] | None,
     timestamps: list[int],
-) -> bytes:
-    """Return the message of these records."""
+) -> tuple[bytes | pa.Buffer, int, int]:
+    """Return the message of these records and the bounds of their timestamps, in microseconds."""
     count = len(values)
+    if headers is not None or count > _TEMPLATE_RECORDS_MAX:
+        return _through_arrow(keys, values, headers, timestamps)
+    if count == 1:
+        return _encode_one(keys[0], values[0], timestamps[0])
     key_column = _plain_column(keys, count)
     value_column = _plain_column(values, count)
-    if headers is not None or key_column is None or value_column is None:
+    if key_column is None or value_column is None:
         return _through_arrow(keys, values, headers, timestamps)
-    key_bytes, key_parts = key_column
-    value_bytes, value_parts = value_column
-    shape = (count, key_bytes, value_bytes)
-    head = _heads.get(shape)
-    if head is None:
-        head = _make_head(*shape)
-    stamps = _ONE_LONG(timestamps[0]) if count == 1 else array("q", timestamps).tobytes()
-    return b"".join((head, *key_parts, *value_parts, _null_column(count), stamps))
+    head = _head(count, key_column[0], value_column[0])
+    stamps = array("q", timestamps).tobytes()
+    parts = (head, *key_column[1], *value_column[1], _null_column(count), stamps)
+    return b"".join(parts), min(timestamps), max(timestamps)
+
+
+def _encode_one(key: bytes | None, value: bytes | None, timestamp: int) -> tuple[bytes, int, int]:
+    """One record alone: the message that small commits are made of."""
+    key_bytes = value_bytes = _ABSENT
+    key_part = value_part = _NULL
+    if key is not None:
+        key_bytes = len(key)
+        key_part = _TWO_INTS(0, key_bytes) + key + _PADDING[key_bytes & 7]
+    if value is not None:
+        value_bytes = len(value)
+        value_part = _TWO_INTS(0, value_bytes) + value + _PADDING[value_bytes & 7]
+    head = _heads.get((1, key_bytes, value_bytes)) or _head(1, key_bytes, value_bytes)
+    message = b"".join((head, key_part, value_part, _NULL, _ONE_LONG(timestamp)))
+    return message, timestamp, timestamp
 
 
 _ONE_LONG = struct.Struct("<q").pack
@@ -65,18 +83,10 @@ _null_columns: dict[int, bytes] = {}
 
 def _plain_column(column: list[Any], count: int) -> tuple[int, tuple[bytes, ...]] | None:
     """Return data length and body parts of a column without nulls or of nulls only."""
-    if count == 1:
-        only = column[0]
-        if only is None:
-            return _ABSENT, (_null_column(1),)
-        size = len(only)
-        return size, (_TWO_INTS(0, size), only, _PADDING[size & 7])
-    try:
-        ends = array("i", accumulate(map(len, column), initial=0))
-    except TypeError:
-        if any(item is not None for item in column):
-            return None
-        return _ABSENT, (_null_column(count),)
+    null_count = column.count(None)
+    if null_count:
+        return (_ABSENT, (_null_column(count),)) if null_count == count else None
+    ends = array("i", accumulate(map(len, column), initial=0))
     offsets = ends.tobytes()
     size = ends[-1]
     padding = _PADDING[len(offsets) & 7], _PADDING[size & 7]
@@ -88,8 +98,7 @@ def _null_column(count: int) -> bytes:
     zeros = _null_columns.get(count)
     if zeros is None:
         zeros = bytes(_padded((count + 7) // 8) + _padded(4 * (count + 1)))
-        if count <= 64:
-            _null_columns[count] = zeros
+        _null_columns[count] = zeros
     return zeros
 
 
@@ -97,8 +106,11 @@ def _padded(size: int) -> int:
     return (size + 7) & ~7
 
 
-def _make_head(count: int, key_bytes: int, value_bytes: int) -> bytes:
+def _head(count: int, key_bytes: int, value_bytes: int) -> bytes:
     """Return the message's metadata for a batch of this shape."""
+    known = _heads.get((count, key_bytes, value_bytes))
+    if known is not None:
+        return known
     buffers: list[int] = []
     place = 0
     validity, offsets = (count + 7) // 8, 4 * (count + 1)
@@ -128,23 +140,26 @@ def _through_arrow(
     values: list[bytes | None],
     headers: list[Any] | None,
     timestamps: list[int],
-) -> bytes:
+) -> tuple[pa.Buffer, int, int]:
     count = len(values)
+    stamps = pa.array(timestamps, pa.int64())
+    numbers = stamps.to_numpy()
+    has_keys = keys.count(None) < count
     arrays = [
-        pa.array(keys, pa.binary()),
+        pa.array(keys, pa.binary()) if has_keys else pa.nulls(count, pa.binary()),
         pa.array(values, pa.binary()),
         pa.nulls(count, HEADERS_TYPE) if headers is None else pa.array(headers, HEADERS_TYPE),
-        pa.array(timestamps, pa.int64()).cast(TIMESTAMP_TYPE),
+        stamps.view(TIMESTAMP_TYPE),
     ]
-    serialized: bytes = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).serialize().to_pybytes()
-    return serialized
+    message = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA).serialize()
+    return message, int(numbers.min()), int(numbers.max())
 
 
 class _Template:
     """The message Arrow writes for one record, and where its numbers are."""
 
     def __init__(self) -> None:
-        message = _through_arrow([b"k"], [b"v"], None, [1])
+        message = _through_arrow([b"k"], [b"v"], None, [1])[0].to_pybytes()
         metadata_length = struct.unpack_from("<i", message, 4)[0]
         self.head = message[: 8 + metadata_length]
         root = 8 + struct.unpack_from("<I", self.head, 8)[0]
@@ -172,4 +187,5 @@ class _Template:
         return start + 4
 
 
+_NULL = _null_column(1)
 _TEMPLATE = _Template()

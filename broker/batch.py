@@ -8,8 +8,7 @@ The checksum covers everything after itself, so any changed bit is found when th
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import pyarrow as pa
@@ -33,8 +32,7 @@ _CHECKED_START = HEADER.size - _CHECKED.size
 _PREFIX = struct.Struct("<4sI")
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """An encoded batch, not yet placed. Timestamps are in microseconds."""
 
     parts: tuple[Any, ...]
@@ -52,8 +50,8 @@ def encode_records(
     codec: str = "none",
 ) -> Frame:
     """Encode records given as columns of Python values; timestamps in microseconds."""
-    payload = arrow_message.encode_columns(keys, values, headers, timestamps)
-    return _frame(payload, len(payload), len(values), min(timestamps), max(timestamps), codec)
+    payload, low, high = arrow_message.encode_columns(keys, values, headers, timestamps)
+    return _frame(payload, len(payload), len(values), low, high, codec)
 
 
 def encode_batch(batch: pa.RecordBatch, codec: str = "none") -> Frame:

@@ -44,8 +44,6 @@ class Chunk:
         batch = self._batch if count_max >= self.count else self._batch.slice(0, count_max)
         count = batch.num_rows
         start = self.offset
-        self.offset += count
-        self._batch = self._batch.slice(count)
         stamps = batch.column(3).cast(pa.int64()).to_numpy() // 1000
         rows = zip(
             repeat(self._place.topic),
@@ -58,6 +56,8 @@ class Chunk:
             _headers(batch.column(2)),
             strict=False,
         )
+        self.offset += count
+        self._batch = self._batch.slice(count)
         return map(_make_record, rows)
 
 

@@ -137,41 +137,52 @@ def pack(
     log_append: bool = False,
     details: dict[str, Any] | None = None,
 ) -> tuple[list[Any], int, bytes]:
-    """Return the parts to write, their length, and the table.
+    """Return the parts to write, their length, and the table with the details.
 
     Args:
         frames: (partition, base offset, frame) in the order they are to lie.
         log_append: the records' time is the commit's time.
     """
-    body: Sequence[Any]
-    if len(frames) == 1 and details is None and isinstance(frame := frames[0][2], Frame):
-        meta, body, length = _one_frame(*frames[0][:2], frame, time, log_append)
-        table = meta
-    else:
-        table, meta, body, length = _many_frames(frames, time, log_append, details)
+    meta, body, length = _many_frames(frames, time, log_append, details)
     checked = _CHECKED.pack(
         VERSION, kind, TRANSACTIONAL if author.is_transactional else 0, incarnation, number,
         position, length, len(meta), google_crc32c.value(meta), len(frames), time, author.token,
         author.producer_id, author.sequence, author.epoch, 0,
     )  # fmt: skip
     prefix = _PREFIX.pack(MAGIC, google_crc32c.value(checked))
-    return [prefix, checked, meta, *body], length, table
+    return [prefix, checked, meta, *body], length, meta
 
 
-def _one_frame(
-    partition: int, base_offset: int, frame: Frame, time: int, log_append: bool
-) -> tuple[bytes, tuple[Any, ...], int]:
-    """The common case, without loops: it is most of the cost of a commit of one record."""
-    low, high, flags = frame.min_timestamp, frame.max_timestamp, 0
+def pack_one(
+    author: Author, incarnation: int, number: int, position: int, time: int,
+    partition: int, base_offset: int, frame: Frame, log_append: bool,
+) -> tuple[tuple[Any, ...], int, bytes, int]:  # fmt: skip
+    """Pack an append of one frame: what `pack` does, in half the time.
+
+    Returns:
+        The parts to write, their length, the table, and the largest timestamp.
+    """
+    frame_parts, size, record_count, low, high = frame
+    token, producer_id, sequence, epoch, is_transactional = author
+    flags = 0
     if log_append:
         low = high = time * 1000
         flags = LOG_APPEND
-    start = HEADER.size + ROW.size
-    size = frame.byte_length
-    meta = ROW.pack(partition, flags, 0, base_offset, frame.record_count, size, start, low, high)
+    table = _PACK_ROW(partition, flags, 0, base_offset, record_count, size, _ONE_START, low, high)
     padding = _PADDING[size & 7]
-    body = (*frame.parts, padding) if padding else frame.parts
-    return meta, body, start + size + len(padding)
+    length = _ONE_START + size + len(padding)
+    checked = _PACK_CHECKED(
+        VERSION, _APPEND, TRANSACTIONAL if is_transactional else 0, incarnation, number, position,
+        length, ROW.size, _crc32c(table), 1, time, token, producer_id, sequence, epoch, 0,
+    )  # fmt: skip
+    prefix = _PACK_PREFIX(MAGIC, _crc32c(checked))
+    return (prefix, checked, table, *frame_parts, padding), length, table, high
+
+
+_PACK_ROW, _PACK_CHECKED, _PACK_PREFIX = ROW.pack, _CHECKED.pack, _PREFIX.pack
+_ONE_START = HEADER.size + ROW.size
+_crc32c = google_crc32c.value
+_APPEND = int(Kind.APPEND)
 
 
 def _many_frames(
@@ -179,7 +190,8 @@ def _many_frames(
     time: int,
     log_append: bool,
     details: dict[str, Any] | None,
-) -> tuple[bytes, bytes, list[Any], int]:
+) -> tuple[bytes, list[Any], int]:
+    """Return the table with the details, the frames' parts, and the commit's length."""
     details = dict(details or {})
     files = sorted({frame.file for _, _, frame in frames if isinstance(frame, FramePlace)})
     if files:
@@ -208,8 +220,7 @@ def _many_frames(
                 byte_start, low, high,
             )
         )  # fmt: skip
-    table = b"".join(rows)
-    return table, table + text, body, start
+    return b"".join(rows) + text, body, start
 
 
 def unpack(

@@ -42,6 +42,7 @@ class Consumer:
         self._process_id = os.getpid()
         self._is_closed = False
         self._records: Iterator[ConsumerRecord] | None = None
+        self._moves = 0
         self._yielded: ConsumerRecord | None = None
         if topics:
             self.subscribe(topics)
@@ -195,14 +196,38 @@ class Consumer:
             self._fetch(timeout_ms)
         return {place: self._take_batch(place) for place in list(self._chunks)}
 
-    def __iter__(self) -> Consumer:
-        return self
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Give records one by one, waiting for more up to `consumer_timeout_ms`."""
+        while True:
+            self._check_usable()
+            if not self._chunks and not self._fetch(self._options.consumer_timeout_ms):
+                return
+            place, chunks = next(iter(self._chunks.items()))
+            chunk = chunks[0]
+            # A deserializer that fails, fails here: the records stay where they are.
+            records = chunk.records(chunk.count, self._options)
+            chunks.pop(0)
+            if not chunks:
+                del self._chunks[place]
+            moves = self._moves
+            for record in records:
+                self._yielded = record
+                yield record
+                if self._moves != moves:
+                    break  # Somebody moved the position: what is left of the chunk is void.
+            else:
+                self._yielded = None
+                self._positions[place] = chunk.end_offset
 
     def __next__(self) -> ConsumerRecord:
         self._check_usable()
         if self._records is None:
-            self._records = self._iterate()
-        return next(self._records)
+            self._records = iter(self)
+        try:
+            return next(self._records)
+        except StopIteration:
+            self._records = None
+            raise
 
     def close(self) -> None:
         if not self._is_closed:
@@ -218,29 +243,14 @@ class Consumer:
 
     # How it is done.
 
-    def _iterate(self) -> Iterator[ConsumerRecord]:
-        """Give records one by one. The position follows lazily: see `_settle_iteration`."""
-        while True:
-            if not self._chunks and not self._fetch(self._options.consumer_timeout_ms):
-                self._records = None
-                return
-            place = next(iter(self._chunks))
-            chunk = self._chunks[place].pop(0)
-            if not self._chunks[place]:
-                del self._chunks[place]
-            self._positions[place] = chunk.offset
-            for record in chunk.records(chunk.count, self._options):
-                self._yielded = record
-                yield record
-            self._yielded = None
-            self._positions[place] = chunk.end_offset
-
     def _settle_iteration(self) -> None:
-        """Before anything else moves the positions: make them what iteration has given so far."""
+        """Before anything else moves the positions: make them what iteration has given so far.
+
+        Iteration itself only remembers its last record, for that is all it has time for.
+        """
         record, self._yielded = self._yielded, None
-        if self._records is not None:
-            self._records = None
         if record is not None:
+            self._moves += 1
             place = TopicPartition(record.topic, record.partition)
             self._positions[place] = record.offset + 1
             self._chunks.pop(place, None)

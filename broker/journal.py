@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from broker.commit import Commit, Kind, unpack
@@ -70,6 +71,21 @@ class Journal:
             self.seek(*place)
             return self._confirm(damage)
 
+    def has_later_file(self) -> bool:
+        """Tell whether the journal goes on after the current file.
+
+        A file is only made after the one before it was ended, so reading on brings more commits;
+        if it does not, the end of the current file is lost.
+        """
+        names = self.storage.list(f"{self.directory}/journal")
+        return bool(names) and names[-1] > os.path.basename(self.file_path(self.file_number))
+
+    def refuse_cut_file(self) -> None:
+        """Raise that the current file was cut; after a power cut that is for recovery to say."""
+        hint = Synced.read(self.storage, self.directory)
+        if hint is not None and hint.boot_id == self.storage.boot_id:
+            raise CorruptLog(self.path, self.position, "the rest of the file is missing")
+
     def read_one(self) -> Commit | None:
         """Return the next commit of the current file, or None if no whole one is there."""
         commits: list[Commit] = []
@@ -92,7 +108,7 @@ class Journal:
         file = self._file
         return file is None or file.size() != self.position
 
-    def append(self, parts: list[Any], length: int) -> None:
+    def append(self, parts: Sequence[Any], length: int) -> None:
         """Write one commit at the end. Only under the lock, with the cursor at the end."""
         assert self._file is not None and self.is_locked
         self._file.append(parts, length, self.position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -16,8 +17,10 @@ from broker.errors import (
     AlreadyExists,
     InvalidOption,
     InvalidTopicName,
+    LogError,
     LogNotFound,
     NotALog,
+    StorageError,
     TopicExists,
     UnknownTopic,
     UnsupportedFormat,
@@ -28,6 +31,7 @@ from broker.records import TopicPartition
 from broker.storage import LocalStorage, open_storage
 from broker.subscription import Catalog
 from broker.topic import Topic
+from broker.verify import Damage, VerifyReport, verify_topic
 
 FORMAT_VERSION = 1
 _MARK = "_log.json"
@@ -94,9 +98,7 @@ class Log:
             topics.remove_deleted(self._storage, name, incarnation)
             incarnation += 1
         topics.create(self._storage, name, incarnation, partitions=partitions, config=settings)
-        for mark in self._storage.list(f"topics/{name}"):
-            if mark.endswith(".deleted") and int(mark.partition(".")[0]) < incarnation:
-                self._storage.remove(f"topics/{name}/{mark}")
+        self._remove_leftovers(name, incarnation)
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
@@ -166,6 +168,25 @@ class Log:
         parsed = parse_options(ConsumerOptions, "consumer", options)
         return Consumer(Catalog(self._storage, self.topics, self._open_reader), topics, parsed)
 
+    def verify(self, topic: str | None = None) -> VerifyReport:
+        """Read every byte of a topic, or of all, and report all damage.
+
+        Changes nothing, takes no lock, and can be used while others write.
+        """
+        reports = []
+        for name in self._storage.list("topics") if topic is None else [topic]:
+            _check_name(name)
+            incarnation, is_there = self._incarnation(name)
+            is_there = is_there or self._has_lost_journal(name, incarnation)
+            report = verify_topic(self._storage, name, incarnation) if is_there else None
+            if report is not None:
+                reports.append(report)
+            elif topic is not None:
+                raise UnknownTopic(name, hint=f"create it with create_topic({name!r})")
+        damage = (*self._verify_mark(), *(one for report in reports for one in report.damage))
+        notes = tuple(f"{report.topic}: {note}" for report in reports for note in report.notes)
+        return VerifyReport(self.root, tuple(reports), damage, notes)
+
     def close(self) -> None:
         """Nothing is held open by the log itself; here for `with`."""
 
@@ -221,6 +242,33 @@ class Log:
             return topic.state.is_deleted
         finally:
             topic.close()
+
+    def _has_lost_journal(self, name: str, incarnation: int) -> bool:
+        """Tell whether there is what only a topic has, without any journal file."""
+        folders = ("checkpoint", "data", "index")
+        return any(self._storage.list(f"topics/{name}/{incarnation}/{each}") for each in folders)
+
+    def _verify_mark(self) -> tuple[Damage, ...]:
+        path = self._storage.locate(_MARK)
+        try:
+            cluster_id = _open_mark(self._storage, create=False)
+        except LogError as error:
+            return (Damage(path, 0, str(error)),)
+        if cluster_id != self.cluster_id:
+            return (Damage(path, 0, "the cluster id is not the one that the log was opened with"),)
+        return ()
+
+    def _remove_leftovers(self, name: str, incarnation: int) -> None:
+        """Remove what earlier incarnations left; the new one is there even if that fails."""
+        with contextlib.suppress(StorageError):
+            for entry in self._storage.list(f"topics/{name}"):
+                number, _, suffix = entry.partition(".")
+                if not number.isdigit() or int(number) >= incarnation:
+                    continue
+                if suffix:
+                    self._storage.remove(f"topics/{name}/{entry}")
+                else:
+                    self._storage.remove_tree(f"topics/{name}/{entry}")
 
     def _check_collision(self, name: str) -> None:
         """As Kafka: names that differ only in '.' and '_' would collide in metrics."""

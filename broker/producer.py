@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,9 @@ class Producer:
         )
         self._sender = Sender(open_topic, self._accumulator, options)
         self._writers = self._sender.writers
+        self._add_record = self._accumulator.add_record
         self._transaction: _Transaction | None = None
+        self._is_transactional = options.transactional_id is not None
         self._transaction_lock = threading.RLock()
         self._process_id = os.getpid()
         self._is_closed = False
@@ -107,12 +109,11 @@ class Producer:
             if timestamp_ms is None
             else _check_timestamp(timestamp_ms, topic)
         )
-        record = (topic, key, value, headers, timestamp, partition, size)
-        if self._transaction is not None or self._options.transactional_id is not None:
-            buffer, index = self._in_transaction(topic).add_record(*record)
-        else:
-            buffer, index = self._accumulator.add_record(*record)
-        return SendFuture(buffer, index)
+        return SendFuture(
+            *(self._collect() if self._is_transactional else self._add_record)(
+                topic, key, value, headers, timestamp, partition, size
+            )
+        )
 
     def send_batch(self, topic: str, table: Any) -> SendFuture[BatchMetadata]:
         """Take an Arrow Table or RecordBatch; it becomes one commit, whole or not at all.
@@ -128,8 +129,8 @@ class Producer:
         if writer.needs_key and batch.column(0).null_count:
             raise _refuse(writer, 0)
         unit.check_partitions(writer.partition_count, writer.refresh)
-        if self._transaction is not None or self._options.transactional_id is not None:
-            self._in_transaction(topic).add_unit(unit)
+        if self._is_transactional:
+            self._open_transaction().add_unit(unit)
         else:
             self._accumulator.add_unit(unit)
         return SendFuture(unit)
@@ -168,6 +169,7 @@ class Producer:
             if self._transaction is not None:
                 raise TransactionError("a transaction is open already; commit or abort it first")
             self._transaction = _Transaction(self._sender, self._options)
+            self._is_transactional = True
 
     def commit_transaction(self) -> None:
         """Commit and wait for it; raises if nothing was committed, or if that is unknown."""
@@ -219,18 +221,22 @@ class Producer:
     def _unusable(self) -> LogError:
         return ForkedHandle("producer") if self._is_forked else Closed("producer")
 
-    def _in_transaction(self, topic: str) -> _Transaction:
+    def _collect(self) -> Callable[..., tuple[RecordBuffer, int]]:
+        return self._open_transaction().add_record
+
+    def _open_transaction(self) -> _Transaction:
         transaction = self._transaction
         if transaction is None:
             raise TransactionError(
-                f"a producer with transactional_id sends only inside a transaction; use "
-                f"`with producer.transaction():` around send({topic!r}, ...)"
+                "a producer with transactional_id sends only inside a transaction; use "
+                "`with producer.transaction():` around its sends"
             )
         return transaction
 
     def _end_transaction(self) -> _Transaction:
         with self._transaction_lock:
             transaction, self._transaction = self._transaction, None
+            self._is_transactional = self._options.transactional_id is not None
         if transaction is None:
             raise TransactionError("no transaction is open; begin one first")
         return transaction
@@ -264,15 +270,7 @@ class _Transaction:
             buffer = self._buffer
             if buffer is None:
                 buffer = self._buffer = RecordBuffer(topic)
-            index = len(buffer.values)
-            buffer.values.append(value)
-            buffer.keys.append(key)
-            buffer.timestamps.append(timestamp)
-            if headers:
-                buffer.headers[index] = headers
-            if partition is not None:
-                buffer.given[index] = partition
-            buffer.byte_count += size
+            index = buffer.add(key, value, headers, timestamp, partition, size)
             if buffer.byte_count >= self._options.batch_size:
                 self._encode_buffer()
             return buffer, index

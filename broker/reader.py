@@ -24,7 +24,8 @@ from broker.topic import Topic
 
 # From here on mapping a file costs less than copying out of it.
 _MAP_BYTES_MIN = 1 << 17
-_FILES_KEPT = 4
+# Each may be mapped whole, which counts as memory of this process.
+_FILES_KEPT = 2
 _INDEXES_KEPT = 8
 
 

@@ -69,10 +69,32 @@ class RecordBuffer(Unit):
         self._offsets: Any = None
         self._is_log_append = False
 
+    def add(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Any,
+        timestamp: int,
+        partition: int | None,
+        size: int,
+    ) -> int:
+        """Add a record and return its place among the others."""
+        values = self.values
+        index = len(values)
+        values.append(value)
+        self.keys.append(key)
+        self.timestamps.append(timestamp)
+        if headers:
+            self.headers[index] = headers
+        if partition is not None:
+            self.given[index] = partition
+        self.byte_count += size
+        return index
+
     def encode(self, chooser: PartitionChooser, partition_count: int, codec: str) -> Placed:
         count = len(self.values)
         given = [self.given.get(row) for row in range(count)] if self.given else None
-        some_keys = self.keys if any(key is not None for key in self.keys) else None
+        some_keys = self.keys if self.keys.count(None) < count else None
         self._partitions = chosen = chooser.choose(given, some_keys, count, partition_count)
         headers = [self.headers.get(row) for row in range(count)] if self.headers else None
         if isinstance(chosen, int):

@@ -86,6 +86,23 @@ class TopicState:
         if commit.kind is Kind.END_OF_FILE:
             self._next_file()
 
+    def apply_one(
+        self, author: Author, partition: int, record_count: int, newest: int, time: int,
+        length: int, table: bytes,
+    ) -> None:  # fmt: skip
+        """Move on by an append of one frame that this process has just written itself."""
+        token, producer_id, sequence, epoch, is_transactional = author
+        self.ends[partition] += record_count
+        if newest > self.file_max_timestamp:
+            self.file_max_timestamp = newest
+        if producer_id:
+            self.producers[producer_id] = ProducerEntry(
+                epoch, sequence, token, time, is_transactional, table
+            )
+        self.number += 1
+        self.time = time
+        self.position += length
+
     def repeated(self, author: Author) -> bytes | None:
         """Return the table of the commit that this one repeats, or None if it is new.
 

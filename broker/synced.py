@@ -7,13 +7,14 @@ Missing or torn, it means: nothing is certain, and the boot is unknown.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 from dataclasses import dataclass
 
 import google_crc32c
 
-from broker.errors import OutcomeUnknown
+from broker.errors import OutcomeUnknown, StorageError
 from broker.storage import LocalStorage
 from broker.storage.local import closing_file
 
@@ -84,10 +85,14 @@ class Syncer:
             except OutcomeUnknown as failure:
                 self._failure = failure
                 raise
+            except StorageError as error:
+                # What is to be synced is committed already: it has not failed.
+                raise OutcomeUnknown(f"not known to be on disk: {error}") from error
             self._place = (file_number, position)
-            Synced(file_number, position, self._storage.boot_id).write(
-                self._storage, self._directory
-            )
+            hint = Synced(file_number, position, self._storage.boot_id)
+            # It may lag behind: recovery then checks more than it has to.
+            with contextlib.suppress(StorageError):
+                hint.write(self._storage, self._directory)
 
     def _sync_files(self, last: int) -> None:
         hint = Synced.read(self._storage, self._directory)

@@ -16,14 +16,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 from broker import checkpoint, forks, index, recovery
+from broker.batch import Frame
 from broker.commit import (
     COMMIT_BYTES_MAX,
+    ROW,
     TRANSACTIONAL,
     Author,
     Commit,
     Kind,
     Placeable,
     pack,
+    pack_one,
 )
 from broker.errors import AlreadyExists as NameTaken
 from broker.errors import (
@@ -47,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 # More buffers than this in one writev are refused by the kernel.
 _PARTS_MAX = 1000
+LOG_APPEND_TIME = "LogAppendTime"
 # Files that wait to be synced and indexed before writers wait for them.
 _UNFINISHED_MAX = 4
 
@@ -98,6 +102,7 @@ class Topic:
         self._unfinished: list[Future[None]] = []
         self._is_stale = False
         self._is_closed = False
+        self._is_forked = False
         self._process_id = os.getpid()
         self.state = TopicState(incarnation)
         forks.remember(self)
@@ -145,9 +150,9 @@ class Topic:
                 last = state.producers[author.producer_id]
                 appended = Appended(table, last.time, -1)
             else:
-                appended = self._commit(Kind.APPEND, author, self._place(frames), details)
+                appended = self._append(frames, author, details)
                 if state.position >= state.settings["segment.bytes"]:
-                    self._roll()
+                    self._roll_if_possible()
             place = state.file_number, state.position
         finally:
             self._unlock()
@@ -223,15 +228,14 @@ class Topic:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._finisher is not None and os.getpid() == self._process_id:
+        if self._finisher is not None:
             self._finisher.shutdown(wait=True)
         self.journal.close()
         forks.forget(self)
 
     def abandon(self) -> None:
         """In a forked child: let go of what the parent still uses."""
-        self._finisher = None
-        self._mutex = threading.Lock()
+        self._is_closed = self._is_forked = True
         self.journal.close()
 
     def _change(self, kind: Kind, change: Callable[[TopicState], dict[str, Any]]) -> TopicState:
@@ -250,16 +254,18 @@ class Topic:
             raise LockTimeout(
                 self.journal.path, timeout_ms, f"another thread of process {self._process_id}"
             )
+        journal = self.journal
         try:
-            self._check_usable()
-            self.journal.lock(timeout_ms)
+            if self._is_closed:
+                self._check_usable()
+            journal.lock(timeout_ms)
         except BaseException:
             self._mutex.release()
             raise
         try:
             if self._is_stale:
                 self._load()
-            if self.journal.is_behind():
+            if journal.is_behind():
                 self._catch_up()
             if self.state.is_deleted:
                 raise UnknownTopic(self.name, "was deleted", "create it again or choose another")
@@ -272,10 +278,8 @@ class Topic:
         self._mutex.release()
 
     def _check_usable(self) -> None:
-        if self._process_id != os.getpid():
-            raise ForkedHandle("topic")
         if self._is_closed:
-            raise Closed("topic")
+            raise ForkedHandle("topic") if self._is_forked else Closed("topic")
 
     def _load(self) -> None:
         """Read the newest checkpoint and the commits after it."""
@@ -289,6 +293,12 @@ class Topic:
         if self._observer is not None:
             self._observer.on_load(self.state)
         self._read_on()
+        while self.journal.has_later_file():
+            number = self.state.number
+            self._read_on()
+            if self.state.number == number:
+                self.journal.refuse_cut_file()
+                break
         if self.state.number == 0:
             raise UnknownTopic(self.name)
         self._is_stale = False
@@ -310,16 +320,18 @@ class Topic:
             self.journal.begin_file()
         self.journal.cut_torn_tail()
 
-    def _place(
-        self, frames: Sequence[tuple[int, Placeable]]
-    ) -> Sequence[tuple[int, int, Placeable]]:
-        """Give each frame the next offset of its partition."""
-        ends = self.state.ends
-        if len(frames) == 1:
+    def _append(
+        self,
+        frames: Sequence[tuple[int, Placeable]],
+        author: Author,
+        details: dict[str, Any] | None,
+    ) -> Appended:
+        """Give each frame the next offset of its partition, and commit."""
+        if len(frames) == 1 and details is None and self._observer is None:
             partition, frame = frames[0]
-            if partition >= len(ends):
-                raise UnknownPartition(self.name, partition, len(ends))
-            return ((partition, ends[partition], frame),)
+            if type(frame) is Frame:
+                return self._append_one(partition, frame, author)
+        ends = self.state.ends
         placed = []
         next_offsets: dict[int, int] = {}
         for partition, frame in frames:
@@ -327,7 +339,27 @@ class Topic:
             base_offset = next_offsets.get(partition, ends[partition])
             placed.append((partition, base_offset, frame))
             next_offsets[partition] = base_offset + frame.record_count
-        return placed
+        return self._commit(Kind.APPEND, author, placed, details)
+
+    def _append_one(self, partition: int, frame: Frame, author: Author) -> Appended:
+        """The most common commit, with nothing done that it does not need."""
+        state = self.state
+        if not 0 <= partition < len(state.ends):
+            raise UnknownPartition(self.name, partition, len(state.ends))
+        now = time.time_ns() // 1_000_000
+        if now < state.time:
+            now = state.time
+        number = state.number
+        is_log_append = state.settings["message.timestamp.type"] == LOG_APPEND_TIME
+        parts, length, table, newest = pack_one(
+            author, self.incarnation, number, state.position, now, partition,
+            state.ends[partition], frame, is_log_append,
+        )  # fmt: skip
+        self._is_stale = True
+        self.journal.append(parts, length)
+        state.apply_one(author, partition, frame.record_count, newest, now, length, table)
+        self._is_stale = False
+        return Appended(table, now, number)
 
     def _check_partition(self, partition: int) -> None:
         if not 0 <= partition < self.state.partition_count:
@@ -346,8 +378,8 @@ class Topic:
         # at many commits in a millisecond the log's clock would run away from the real one.
         now = max(time.time_ns() // 1_000_000, state.time)
         number, position = state.number, state.position
-        is_log_append = state.settings["message.timestamp.type"] == "LogAppendTime"
-        parts, length, table = pack(
+        is_log_append = state.settings["message.timestamp.type"] == LOG_APPEND_TIME
+        parts, length, meta = pack(
             kind,
             author,
             incarnation=self.incarnation,
@@ -367,7 +399,7 @@ class Topic:
             parts = [b"".join(parts)]
         self._is_stale = True
         journal.append(parts, length)
-        meta = b"" if len(parts) < 3 or details is None else bytes(parts[2])[len(table) :]
+        table, meta = meta[: len(placed) * ROW.size], meta[len(placed) * ROW.size :]
         flags = TRANSACTIONAL if author.is_transactional else 0
         commit = Commit(
             kind, flags, number, position, length, now, author.token, author.producer_id,
@@ -378,6 +410,13 @@ class Topic:
             self._observer.on_commit(commit, state)
         self._is_stale = False
         return Appended(table, now, number)
+
+    def _roll_if_possible(self) -> None:
+        """Roll after a commit, which is in the journal and must not look as if it had failed."""
+        try:
+            self._roll()
+        except LogError as error:
+            logger.warning("could not begin the next journal file of %s: %s", self.name, error)
 
     def _roll(self) -> None:
         """Under the lock: end this file and begin the next; the rest is done in the background.
