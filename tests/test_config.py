@@ -1,0 +1,78 @@
+"""Settings and options: what conf/ says is what the code does."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker
+from broker.config import (
+    TOPIC_SETTINGS,
+    ConsumerOptions,
+    ProducerOptions,
+    parse_options,
+    parse_topic_settings,
+)
+
+CONF = Path(__file__).parent.parent / "conf"
+IN_CODE_ONLY = {"key_serializer", "value_serializer", "key_deserializer", "value_deserializer"}
+
+
+def read(name: str) -> dict[str, Any]:
+    return tomllib.loads((CONF / f"{name}.toml").read_text())
+
+
+def test_conf_lists_every_topic_setting_with_its_default() -> None:
+    assert read("topic") == {name: default for name, (_, default) in TOPIC_SETTINGS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("producer", ProducerOptions), ("consumer", ConsumerOptions)]
+)
+def test_conf_lists_every_client_option_with_its_default(name: str, options: Any) -> None:
+    defaults = {
+        option.name: "" if option.default is None else option.default
+        for option in fields(options)
+        if option.name not in IN_CODE_ONLY
+    }
+    assert read(name) == defaults
+
+
+@pytest.mark.parametrize("name", ["topic", "producer", "consumer"])
+def test_conf_says_why_for_every_setting(name: str) -> None:
+    lines = (CONF / f"{name}.toml").read_text().splitlines()
+    for before, line in zip(lines, lines[1:], strict=False):
+        if line and not line.startswith("#"):
+            assert before.startswith("# "), f"{name}.toml: {line} has no reason"
+
+
+def test_the_defaults_are_values_the_rules_allow() -> None:
+    assert parse_topic_settings(read("topic")) == read("topic")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lingerms": 5}, "unknown producer option 'lingerms'; did you mean 'linger_ms'?"),
+        ({"linger_ms": -1}, "linger_ms=-1 is too small"),
+        ({"linger_ms": "soon"}, "linger_ms='soon' is not a whole number"),
+        ({"compression_type": "brotli"}, "compression_type='brotli' is not one of none, gzip"),
+        ({"durability": "maybe"}, "durability='maybe' is not one of buffered, fsync"),
+        ({"partitioner": "random"}, "partitioner='random' is not sticky, round_robin"),
+        ({"key_serializer": 3}, "key_serializer=3 cannot be called"),
+        ({"transactional_id": ""}, "transactional_id='' is not a text"),
+        ({"acks": "all"}, "unknown producer option 'acks'"),
+    ],
+)
+def test_a_wrong_producer_option_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(broker.InvalidOption) as caught:
+        parse_options(ProducerOptions, "producer", given)
+    assert message in str(caught.value)
+
+
+def test_numbers_may_come_as_text() -> None:
+    assert parse_options(ProducerOptions, "producer", {"linger_ms": "5"}).linger_ms == 5
