@@ -29,6 +29,7 @@ from broker.errors import (
 )
 from broker.log import Log, PartitionDescription, TopicDescription
 from broker.log import open_log as open
+from broker.reader import TopicReader
 from broker.records import (
     BatchMetadata,
     ConsumerRecord,
@@ -36,6 +37,11 @@ from broker.records import (
     RecordMetadata,
     TopicPartition,
 )
+from broker.slices import FileSlice, SliceBatch
+from broker.slices import pack as pack_slices
+from broker.slices import plan as plan_slices
+from broker.slices import read as read_slices
+from broker.stage import Committed, Stage, Staged
 from broker.verify import Damage, TopicReport, VerifyReport
 
 __all__ = [
@@ -43,10 +49,12 @@ __all__ = [
     "BatchMetadata",
     "BufferExhausted",
     "Closed",
+    "Committed",
     "ConsumerRecord",
     "CorruptLog",
     "Damage",
     "DiskFull",
+    "FileSlice",
     "ForkedHandle",
     "InvalidOption",
     "InvalidRecord",
@@ -65,10 +73,14 @@ __all__ = [
     "RecordMetadata",
     "RecordTooLarge",
     "SequenceError",
+    "SliceBatch",
+    "Stage",
+    "Staged",
     "StorageError",
     "TopicDescription",
     "TopicExists",
     "TopicPartition",
+    "TopicReader",
     "TopicReport",
     "TransactionError",
     "UnknownPartition",
@@ -76,4 +88,7 @@ __all__ = [
     "UnsupportedFormat",
     "VerifyReport",
     "open",
+    "pack_slices",
+    "plan_slices",
+    "read_slices",
 ]

@@ -158,10 +158,10 @@ class Accumulator:
             rest = deadline - time.monotonic()
             if rest <= 0:
                 raise BufferExhausted(self._memory, self._max_block_ms)
-            if self._is_sender_waiting:
-                for name in list(self._open):
-                    self._close_buffer(name)
-                self._wake_sender()
+            # What lingers in the full memory must not: the sender takes it as soon as it can.
+            for name in list(self._open):
+                self._close_buffer(name)
+            self._wake_sender()
             self._space.wait(rest)
         if self._is_closed:
             raise Closed("producer")

@@ -44,6 +44,7 @@ def to_records(
             columns.append(pa.nulls(count, field.type))
     if columns[3].null_count:
         columns[3] = columns[3].fill_null(pa.scalar(now_ms * 1000, pa.int64()).cast(TIMESTAMP_TYPE))
+    _check_header_keys(columns[2], topic)
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
     return batch, _partitions(table, topic)
 
@@ -60,6 +61,14 @@ def check_sizes(batch: pa.RecordBatch, topic: str, limit: int) -> None:
     largest = pc.max(sizes).as_py()
     if largest > limit:
         raise RecordTooLarge(topic, largest, limit, "max.message.bytes")
+
+
+def _check_header_keys(headers: pa.Array, topic: str) -> None:
+    if headers.null_count == len(headers):
+        return
+    entries = headers.flatten()
+    if entries.null_count or entries.field("key").null_count:
+        raise InvalidRecord(f"column 'headers' for {topic!r} holds a header without a key")
 
 
 def _header_sizes(headers: pa.Array) -> pa.Array:

@@ -35,7 +35,8 @@ class Consumer:
         self._catalog = catalog
         self._subscription = Subscription(catalog, options.metadata_max_age_ms)
         self._watch = catalog.storage.watch()
-        self._positions: dict[TopicPartition, int] = {}
+        # None: nowhere to start, and auto_offset_reset is "none".
+        self._positions: dict[TopicPartition, int | None] = {}
         self._chunks: dict[TopicPartition, list[Chunk]] = {}
         self._paused: set[TopicPartition] = set()
         self._turn = 0
@@ -45,7 +46,11 @@ class Consumer:
         self._moves = 0
         self._yielded: ConsumerRecord | None = None
         if topics:
-            self.subscribe(topics)
+            try:
+                self.subscribe(topics)
+            except BaseException:
+                self.close()
+                raise
 
     # What to read.
 
@@ -100,7 +105,7 @@ class Consumer:
         self._settle_iteration()
         if partition not in self._positions:
             raise self._not_assigned(partition)
-        return self._positions[partition]
+        return self._known_position(partition)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on from this offset; whether the partition holds it shows at the next read."""
@@ -181,9 +186,15 @@ class Consumer:
             self._fetch(timeout_ms)
         polled: dict[TopicPartition, list[ConsumerRecord]] = {}
         for place in list(self._chunks):
-            taken = self._take_records(place, limit)
-            polled[place] = taken
-            limit -= len(taken)
+            try:
+                limit -= self._take_records(place, limit, polled)
+            except Exception:
+                # A deserializer failed. What was taken before is given out, and the others have
+                # their turn before it fails again.
+                self._chunks[place] = self._chunks.pop(place)
+                if not polled:
+                    raise
+                break
             if limit == 0:
                 break
         return polled
@@ -198,6 +209,8 @@ class Consumer:
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Give records one by one, waiting for more up to `consumer_timeout_ms`."""
+        self._check_usable()
+        self._settle_iteration()
         while True:
             self._check_usable()
             if not self._chunks and not self._fetch(self._options.consumer_timeout_ms):
@@ -225,7 +238,8 @@ class Consumer:
             self._records = iter(self)
         try:
             return next(self._records)
-        except StopIteration:
+        except BaseException:
+            # An iterator that has failed would say from now on that there are no more records.
             self._records = None
             raise
 
@@ -255,18 +269,24 @@ class Consumer:
             self._positions[place] = record.offset + 1
             self._chunks.pop(place, None)
 
-    def _take_records(self, place: TopicPartition, limit: int) -> list[ConsumerRecord]:
+    def _take_records(
+        self, place: TopicPartition, limit: int, polled: dict[TopicPartition, list[ConsumerRecord]]
+    ) -> int:
+        """Move records into `polled`, and the position behind them; return how many."""
         chunks = self._chunks[place]
-        records: list[ConsumerRecord] = []
-        while chunks and len(records) < limit:
+        count = 0
+        while chunks and count < limit:
             chunk = chunks[0]
-            records += chunk.records(limit - len(records), self._options)
+            taken = chunk.records(limit - count, self._options)
+            records = polled.setdefault(place, [])
+            records.extend(taken)
+            count = len(records)
             self._positions[place] = chunk.offset
             if chunk.count == 0:
                 chunks.pop(0)
         if not chunks:
             del self._chunks[place]
-        return records
+        return count
 
     def _take_batch(self, place: TopicPartition) -> pa.RecordBatch:
         chunks = self._chunks[place]
@@ -309,7 +329,7 @@ class Consumer:
             place = places[(self._turn + step) % len(places)]
             reader = self._subscription.reader(place.topic)
             limit = min(self._options.max_partition_fetch_bytes, budget - size)
-            fetched = reader.fetch(place.partition, self._positions[place], limit)
+            fetched = reader.fetch(place.partition, self._known_position(place), limit)
             if fetched:
                 self._chunks[place] = [Chunk(place, one) for one in fetched]
                 size += sum(one.byte_count for one in fetched)
@@ -328,9 +348,13 @@ class Consumer:
             start, end = self._subscription.reader(place.topic).bounds(place.partition)
             # One that appeared later is read from its beginning, or its first records were missed.
             reset = "earliest" if is_late else self._options.auto_offset_reset
-            if reset == "none":
-                raise NoPosition(place)
-            self._positions[place] = start if reset == "earliest" else end
+            self._positions[place] = {"earliest": start, "latest": end, "none": None}[reset]
+
+    def _known_position(self, place: TopicPartition) -> int:
+        position = self._positions[place]
+        if position is None:
+            raise NoPosition(place)
+        return position
 
     def _bounds(
         self, partitions: Iterable[TopicPartition]

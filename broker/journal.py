@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.commit import Commit, Kind, unpack
-from broker.errors import CorruptLog, StorageError, UnknownTopic
+from broker.errors import CorruptLog, LogError, UnknownTopic
 from broker.storage import AppendFile, LocalStorage
 from broker.synced import Synced
 
@@ -85,6 +85,13 @@ class Journal:
         hint = Synced.read(self.storage, self.directory)
         if hint is not None and hint.boot_id == self.storage.boot_id:
             raise CorruptLog(self.path, self.position, "the rest of the file is missing")
+
+    def check_exists(self) -> None:
+        """Raise if the topic is gone, with all its files."""
+        if self.storage.exists(f"topics/{self.topic}/{self.incarnation}.deleted"):
+            raise UnknownTopic(self.topic, "was deleted", "create it again or choose another")
+        if not self.storage.exists(self.directory):
+            raise UnknownTopic(self.topic)
 
     def read_one(self) -> Commit | None:
         """Return the next commit of the current file, or None if no whole one is there."""
@@ -191,49 +198,20 @@ class Journal:
                 return
 
     def _confirm(self, damage: CorruptLog) -> list[Commit]:
-        """Read again with no writer at work; after a power cut, stop before what was not synced."""
+        """Read again with no writer at work."""
         try:
             self.lock(timeout_ms=10_000)
-        except StorageError:
+        except LogError:
             raise damage from None
         try:
-            place = self.place
-            try:
-                return self._read_on()
-            except CorruptLog:
-                hint = Synced.read(self.storage, self.directory)
-                if hint is not None and hint.boot_id == self.storage.boot_id:
-                    raise
-                self.seek(*place)
-                return self._read_unsynced(hint)
+            return self._read_on()
         finally:
             self.unlock()
 
-    def _read_unsynced(self, hint: Synced | None) -> list[Commit]:
-        """Return the commits before the first invalid one, which the next writer cuts."""
-        commits: list[Commit] = []
-        try:
-            while True:
-                file = self.open_current()
-                if file is None:
-                    return commits
-                self._scan(file, file.size(), commits)
-                if not commits or commits[-1].kind is not Kind.END_OF_FILE:
-                    return commits
-                self._close_file()
-                self.file_number, self.position = self.number, 0
-        except CorruptLog:
-            if hint is not None and hint.place > (self.file_number, self.position):
-                raise
-            return commits
-
     def _explain_absence(self) -> None:
         """The file at the cursor is absent: not yet made, or gone with its topic, or lost."""
-        if self.storage.exists(f"topics/{self.topic}/{self.incarnation}.deleted"):
-            raise UnknownTopic(self.topic, "was deleted", "create it again or choose another")
+        self.check_exists()
         names = self.storage.list(f"{self.directory}/journal")
-        if not names and not self.storage.exists(self.directory):
-            raise UnknownTopic(self.topic)
         is_next = self.position == 0 and self.number == self.file_number and self.number > 0
         later = [name for name in names if name > os.path.basename(self.path)]
         if not is_next or later:

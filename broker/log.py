@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from broker import stage
 from broker import topic as topics
 from broker.config import ConsumerOptions, ProducerOptions, parse_options, parse_topic_settings
 from broker.consumer import Consumer
@@ -28,6 +29,7 @@ from broker.errors import (
 from broker.producer import Producer
 from broker.reader import TopicReader
 from broker.records import TopicPartition
+from broker.stage import Committed, Stage, Staged
 from broker.storage import LocalStorage, open_storage
 from broker.subscription import Catalog
 from broker.topic import Topic
@@ -168,14 +170,39 @@ class Log:
         parsed = parse_options(ConsumerOptions, "consumer", options)
         return Consumer(Catalog(self._storage, self.topics, self._open_reader), topics, parsed)
 
+    def reader(self, topic: str) -> TopicReader:
+        """Return a reader of one topic: offsets, look-ups by time, plans. Close it after use."""
+        return self._open_reader(topic)
+
+    def stage(self, topic: str, *, compression_type: str = "none") -> Stage:
+        """Return a writer of records that `commit_staged` will commit later, with others'."""
+        return Stage(self._open_writer(topic), compression_type=compression_type)
+
+    def commit_staged(
+        self, topic: str, staged: Sequence[Staged], transaction: tuple[str, int] | None = None
+    ) -> Committed:
+        """Commit what `stage` writers have written for a topic: all of it, once.
+
+        Args:
+            transaction: (application, version): a version not above the last one adds nothing.
+        """
+        with self._writing(topic) as open_topic:
+            return stage.commit(open_topic, staged, transaction)
+
+    def discard_staged(self, topic: str, staged: Sequence[Staged]) -> None:
+        """Remove what was staged and will never be committed."""
+        with self._writing(topic) as open_topic:
+            stage.discard(open_topic, staged)
+
     def verify(self, topic: str | None = None) -> VerifyReport:
         """Read every byte of a topic, or of all, and report all damage.
 
         Changes nothing, takes no lock, and can be used while others write.
         """
+        if topic is not None:
+            _check_name(topic)
         reports = []
         for name in self._storage.list("topics") if topic is None else [topic]:
-            _check_name(name)
             incarnation, is_there = self._incarnation(name)
             is_there = is_there or self._has_lost_journal(name, incarnation)
             report = verify_topic(self._storage, name, incarnation) if is_there else None

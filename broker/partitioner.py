@@ -75,7 +75,7 @@ class PartitionChooser:
             given: what the sender asked for; None where it left the choice.
             keys: an Arrow binary array or a list of bytes; None if no record has a key.
         """
-        if partition_count == 1:
+        if partition_count == 1 and not (given and any(given)):
             return 0
         if given is None and keys is None and self._strategy == "sticky":
             return self._advance(1) % partition_count

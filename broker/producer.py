@@ -97,8 +97,8 @@ class Producer:
                 key = _as_bytes(key, "key", topic)
             size += len(key)
         if headers:
-            headers = _check_headers(headers, topic)
-            size += sum(len(name.encode()) + len(data or b"") for name, data in headers)
+            headers, header_bytes = _check_headers(headers, topic)
+            size += header_bytes
         writer = self._writers.get(topic) or self._sender.writer(topic)
         if size > writer.message_bytes_max or (key is None and writer.needs_key):
             raise _refuse(writer, size)
@@ -259,6 +259,7 @@ class _Transaction:
         self._lock = threading.Lock()
         self._unit: TransactionUnit | None = None
         self._buffer: RecordBuffer | None = None
+        self._failure: Exception | None = None
         self._is_over = False
 
     def add_record(
@@ -285,8 +286,10 @@ class _Transaction:
         with self._lock:
             self._is_over = True
             try:
+                if self._failure is not None:
+                    raise self._failure
                 self._encode_buffer()
-            except LogError as error:
+            except Exception as error:
                 self._discard(error)
                 raise
             return self._unit
@@ -296,7 +299,7 @@ class _Transaction:
             self._is_over = True
             self._discard(TransactionError("the transaction was aborted; nothing was sent"))
 
-    def _discard(self, error: LogError) -> None:
+    def _discard(self, error: Exception) -> None:
         if self._buffer is not None:
             self._buffer.fail(error)
         if self._unit is not None:
@@ -323,7 +326,13 @@ class _Transaction:
     def _encode(self, unit: Unit) -> None:
         assert self._unit is not None
         writer = self._sender.writer(unit.topic)
-        self._unit.add(unit, writer.chooser, writer.partition_count, writer.codec)
+        try:
+            self._unit.add(unit, writer.chooser, writer.partition_count, writer.codec)
+        except Exception as error:
+            # Without these records the transaction is not whole: it cannot be committed any more.
+            self._failure = error
+            unit.fail(error)
+            raise
 
 
 def _as_bytes(data: Any, what: str, topic: str) -> bytes:
@@ -335,17 +344,20 @@ def _as_bytes(data: Any, what: str, topic: str) -> bytes:
     )
 
 
-def _check_headers(headers: Any, topic: str) -> list[tuple[str, bytes | None]]:
+def _check_headers(headers: Any, topic: str) -> tuple[list[tuple[str, bytes | None]], int]:
+    """Return the headers as a list, and how many bytes they have."""
+    size = 0
     try:
         checked = [(name, data) for name, data in headers]
-    except (TypeError, ValueError):
-        checked = [(None, None)]
-    for name, data in checked:
-        if not isinstance(name, str) or not (data is None or isinstance(data, bytes)):
-            raise InvalidRecord(
-                f"headers for topic {topic!r} must be a list of (str, bytes); got {headers!r}"
-            )
-    return checked
+        for name, data in checked:
+            if not (data is None or isinstance(data, bytes)):
+                raise TypeError(type(data))
+            size += len(str.encode(name)) + len(data or b"")
+    except (TypeError, ValueError) as error:
+        raise InvalidRecord(
+            f"headers for topic {topic!r} must be a list of (str, bytes); got {headers!r}"
+        ) from error
+    return checked, size
 
 
 def _check_timestamp(timestamp_ms: Any, topic: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class TopicReader:
         self._tail_file = 0
         self._head: tuple[int, int, FileIndex] | None = None
         self._indexes: OrderedDict[int, FileIndex | TailIndex] = OrderedDict()
-        self._files: OrderedDict[str, AppendFile] = OrderedDict()
+        self._files = FrameFiles(storage)
         self.topic = Topic(storage, name, incarnation, observer=self)
 
     @property
@@ -77,7 +77,7 @@ class TopicReader:
             raise OffsetOutOfRange(place, offset, start, end)
         if offset == end:
             return []
-        file_number, columns = self._frames_at(partition, offset)
+        file_number, columns = self._framesoffset_at(partition, offset)
         refs = columns.from_offset(offset, byte_count_max)
         path = self.topic.journal.file_path(file_number)
         if not refs or not refs[0].base_offset <= offset < refs[0].end_offset:
@@ -113,9 +113,7 @@ class TopicReader:
         return None
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        self._files.close()
         self.topic.close()
 
     def on_load(self, state: TopicState) -> None:
@@ -127,21 +125,21 @@ class TopicReader:
         if commit.kind is Kind.END_OF_FILE:
             complete = state.files[-1]
             if self._tail.start_offsets == complete.start_offsets:
-                self._keep(self._indexes, complete.first_number, self._tail, _INDEXES_KEPT)
+                self._keep_index(complete.first_number, self._tail)
             self._tail = TailIndex(state.file_starts)
             self._tail_file = state.file_number
         elif commit.kind is Kind.APPEND:
             self._tail.add(commit)
 
-    def _frames_at(self, partition: int, offset: int) -> tuple[int, FrameColumns]:
+    def _framesoffset_at(self, partition: int, offset: int) -> tuple[int, FrameColumns]:
         """Return the journal file that holds `offset` and its frames of the partition."""
         state = self.state
         if offset >= self._tail.start_of(partition):
             return self._tail_file, self._tail.partition(partition)
-        if offset >= _at(state.file_starts, partition):
+        if offset >= offset_at(state.file_starts, partition):
             return state.file_number, self._head_index().partition(partition)
         place = bisect_right(
-            state.files, offset, key=lambda file: _at(file.start_offsets, partition)
+            state.files, offset, key=lambda file: offset_at(file.start_offsets, partition)
         )
         if place == 0:
             raise CorruptLog(
@@ -155,19 +153,51 @@ class TopicReader:
     ) -> Iterator[tuple[int, FrameColumns]]:
         """Yield the frames of the files that may hold the time, in order."""
         state = self.state
-        starts = [_at(file.start_offsets, partition) for file in state.files]
-        ends = [*starts[1:], _at(state.file_starts, partition)] if starts else []
+        starts = [offset_at(file.start_offsets, partition) for file in state.files]
+        ends = [*starts[1:], offset_at(state.file_starts, partition)] if starts else []
         for file, file_end in zip(state.files, ends, strict=True):
             if file.max_timestamp >= timestamp and file_end > start:
                 yield file.first_number, self._file_index(file).partition(partition)
-        if self._tail.start_of(partition) > max(start, _at(state.file_starts, partition)):
+        if self._tail.start_of(partition) > max(start, offset_at(state.file_starts, partition)):
             yield state.file_number, self._head_index().partition(partition)
         yield self._tail_file, self._tail.partition(partition)
 
-    def _head_index(self) -> FileIndex:
-        """Return the frames of the growing file that were there before this reader came."""
+    def journal_files(self) -> Iterator[JournalFile]:
+        """Yield the journal files in order; the last one as far as it has grown."""
         state = self.state
-        if self._head is None or self._head[0] != state.file_number:
+        yield from state.files
+        yield JournalFile(
+            state.file_number,
+            state.number,
+            state.position,
+            state.file_max_timestamp,
+            state.file_starts,
+        )
+
+    def frames_of(self, file: JournalFile, partition: int, offset: int) -> FrameColumns:
+        """Return the partition's frames in a file: all of those from `offset` on."""
+        if file.first_number != self.state.file_number:
+            return self._file_index(file).partition(partition)
+        if offset >= self._tail.start_of(partition):
+            return self._tail.partition(partition)
+        return self._head_index(self.state.number).partition(partition)
+
+    def _open_frame(self, ref: FrameRef, path: str, offset: int) -> Fetched:
+        try:
+            return self._files.open_frame(ref, self.topic.directory, path, offset)
+        except MissingFile:
+            self.refresh()  # Gone with its topic: that is the better thing to say.
+            raise
+
+    def _head_index(self, end_number: int = 0) -> FileIndex:
+        """Return the frames of the growing file that were there before this reader came.
+
+        Args:
+            end_number: and those of the commits before this one.
+        """
+        state = self.state
+        known = self._head
+        if known is None or known[0] != state.file_number or known[1] < end_number:
             made = index.scan(
                 self._storage,
                 self.topic.directory,
@@ -176,8 +206,8 @@ class TopicReader:
                 end_number=state.number,
                 byte_length=state.position,
             )
-            self._head = state.file_number, state.number, made
-        return self._head[2]
+            known = self._head = state.file_number, state.number, made
+        return known[2]
 
     def _file_index(self, file: JournalFile) -> FileIndex | TailIndex:
         found = self._indexes.get(file.first_number)
@@ -190,15 +220,29 @@ class TopicReader:
                 end_number=file.end_number,
                 byte_length=file.byte_length,
             )
-        self._keep(self._indexes, file.first_number, found, _INDEXES_KEPT)
+        self._keep_index(file.first_number, found)
         return found
 
-    def _open_frame(self, ref: FrameRef, path: str, offset: int) -> Fetched:
+    def _keep_index(self, file_number: int, found: FileIndex | TailIndex) -> None:
+        self._indexes[file_number] = found
+        self._indexes.move_to_end(file_number)
+        if len(self._indexes) > _INDEXES_KEPT:
+            self._indexes.popitem(last=False)
+
+
+class FrameFiles:
+    """The files that frames are read from; a few stay open."""
+
+    def __init__(self, storage: LocalStorage) -> None:
+        self._storage = storage
+        self._files: OrderedDict[str, AppendFile] = OrderedDict()
+
+    def open_frame(self, ref: FrameRef, directory: str, path: str, offset: int) -> Fetched:
+        """Return a frame's records from `offset` on. `path` is the journal file that names it."""
         if ref.flags & BY_REFERENCE:
-            path = f"{self.topic.directory}/data/{ref.file}"
+            path = f"{directory}/data/{ref.file}"
         file = self._file(path)
-        data = _read(file, ref)
-        batch = frames_of.decode(data, file.path, ref.byte_start)
+        batch = frames_of.decode(_read(file, ref), file.path, ref.byte_start)
         if batch.num_rows != ref.record_count:
             raise CorruptLog(file.path, ref.byte_start, "another frame is expected here")
         kind = CREATE_TIME
@@ -210,23 +254,26 @@ class TopicReader:
             batch = batch.slice(offset - ref.base_offset)
         return Fetched(max(offset, ref.base_offset), batch, kind, ref.byte_length)
 
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
     def _file(self, path: str) -> AppendFile:
         file = self._files.get(path)
         if file is None:
             file = self._storage.open_file(path)
             if file is None:
-                self.refresh()  # Gone with its topic: that is the better thing to say.
-                raise CorruptLog(self._storage.locate(path), 0, "the file is missing")
-        self._keep(self._files, path, file, _FILES_KEPT)
+                raise MissingFile(self._storage.locate(path), 0, "the file is missing")
+        self._files[path] = file
+        self._files.move_to_end(path)
+        if len(self._files) > _FILES_KEPT:
+            self._files.popitem(last=False)[1].close()
         return file
 
-    def _keep(self, kept: OrderedDict[Any, Any], key: Any, value: Any, count_max: int) -> None:
-        kept[key] = value
-        kept.move_to_end(key)
-        if len(kept) > count_max:
-            _, oldest = kept.popitem(last=False)
-            if isinstance(oldest, AppendFile):
-                oldest.close()
+
+class MissingFile(CorruptLog):
+    """A file that the journal names is not there."""
 
 
 def _read(file: AppendFile, ref: FrameRef) -> pa.Buffer:
@@ -242,6 +289,6 @@ def _timestamps(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return stamps
 
 
-def _at(offsets: tuple[int, ...], partition: int) -> int:
+def offset_at(offsets: tuple[int, ...], partition: int) -> int:
     """Return a partition's offset; one that was added later began at 0."""
     return offsets[partition] if partition < len(offsets) else 0

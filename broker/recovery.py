@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -23,19 +24,38 @@ from broker.synced import Synced
 
 logger = logging.getLogger(__name__)
 
+# A topic begins to exist when its first commit is there whole and synced.
+_FIRST_COMMIT = (0, 1)
+
 
 def survey(journal: Journal, state: TopicState, hint: Synced | None) -> None:
     """Under the lock: bring `state` and the journal to the last whole commit; cut what follows."""
-    certain = hint.place if hint is not None else (0, 0)
-    while (commit := _read_whole(journal, certain)) is not None:
+    for commit in read_whole(journal, hint):
         state.apply(commit, journal.path)
+    _cut(journal)
+
+
+def read_whole(journal: Journal, hint: Synced | None) -> Iterator[Commit]:
+    """Yield the commits after the cursor up to the first that is not whole, frames and all.
+
+    Readers that come before the first writer see exactly what it will keep.
+
+    Raises:
+        CorruptLog: one of the commits that were synced is not whole.
+    """
+    certain = max(_FIRST_COMMIT, hint.place if hint is not None else _FIRST_COMMIT)
+    while (commit := _read_one(journal, certain)) is not None:
         if commit.kind is Kind.END_OF_FILE:
-            journal.seek(state.file_number, 0, state.number)
-    _cut(journal, certain)
+            journal.seek(journal.number, 0, journal.number)
+        yield commit
+    if journal.open_current() is None:
+        journal.check_exists()
+    if journal.place[:2] < certain:
+        raise CorruptLog(journal.path, journal.position, "synced commits are missing")
 
 
-def _read_whole(journal: Journal, certain: tuple[int, int]) -> Commit | None:
-    """Return the next commit if it is whole, frames and all."""
+def _read_one(journal: Journal, certain: tuple[int, int]) -> Commit | None:
+    """Return the next commit if it is whole."""
     place = journal.place
     try:
         commit = journal.read_one()
@@ -60,15 +80,12 @@ def _check_frames(journal: Journal, commit: Commit) -> None:
         batch.check(pa.py_buffer(file.read(at, length)), file.path, at)
 
 
-def _cut(journal: Journal, certain: tuple[int, int]) -> None:
+def _cut(journal: Journal) -> None:
     storage = journal.storage
     file = journal.open_current()
-    if file is None:
-        lost = 0
-    else:
+    lost = 0
+    if file is not None:
         lost = file.size() - journal.position
-        if (journal.file_number, journal.position) < certain:
-            raise CorruptLog(file.path, journal.position, "synced commits are missing")
         journal.cut_torn_tail()
         file.sync()
     folder = f"{journal.directory}/journal"

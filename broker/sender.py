@@ -127,10 +127,16 @@ class Sender:
             for unit in self._accumulator.drop():
                 unit.fail(Closed("producer"))
             self._thread.join(timeout)
-        for writer in self.writers.values():
-            writer.topic.close()
 
     def _run(self) -> None:
+        try:
+            self._send_all()
+        finally:
+            # By the thread that uses them: `stop` may have returned before this one is done.
+            for writer in self.writers.values():
+                writer.topic.close()
+
+    def _send_all(self) -> None:
         while (unit := self._accumulator.take()) is not None:
             try:
                 self._send(unit)

@@ -43,6 +43,9 @@ class Unit(Completion):
         """Choose partitions and return the frames, in the order to be kept."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Let go of the records once they are encoded; what futures need is kept."""
+
     def succeed(self, appended: Appended, is_log_append: bool) -> None:
         raise NotImplementedError
 
@@ -114,12 +117,15 @@ class RecordBuffer(Unit):
             placed.append((partition, frame))
         return placed
 
+    def release(self) -> None:
+        self.keys, self.values, self.headers, self.given = [], [], {}, {}
+
     def succeed(self, appended: Appended, is_log_append: bool) -> None:
         """Keep just what the futures need: a future that is kept must not keep the records."""
         self._appended = appended._replace(table=b"")
         self._is_log_append = is_log_append
         self._offsets = results(appended.table)
-        self.keys, self.values, self.headers, self.given = [], [], {}, {}
+        self.release()
         self.finish()
 
     def metadata(self, index: int) -> RecordMetadata:
@@ -175,7 +181,9 @@ class ColumnarUnit(Unit):
             return self._slices(chosen, batch, codec)
         _check_range(chosen, self.topic, partition_count)
         placed: Placed = []
-        order = np.argsort(chosen, kind="stable")
+        # Numbers of 16 bits are sorted several times faster.
+        narrow = chosen.astype(np.uint16) if partition_count <= 1 << 16 else chosen
+        order = np.argsort(narrow, kind="stable")
         if (np.diff(order) != 1).any():
             batch = batch.take(pa.array(order))
         ordered = chosen[order]
@@ -194,10 +202,13 @@ class ColumnarUnit(Unit):
             for start in range(0, batch.num_rows, step)
         ]
 
+    def release(self) -> None:
+        self._batch = self._partitions = None
+
     def succeed(self, appended: Appended, is_log_append: bool) -> None:
         self._appended = appended._replace(table=b"")
         self._offsets = results(appended.table)
-        self._batch = self._partitions = None
+        self.release()
         self.finish()
 
     def metadata(self, index: int) -> BatchMetadata:
@@ -225,6 +236,7 @@ class TransactionUnit(Unit):
             self._inline_bytes += frame.byte_length
             is_much = self._inline_bytes > _INLINE_BYTES_MAX
             self._placed.append((partition, self._spill.add(frame) if is_much else frame))
+        unit.release()
         self._units.append((unit, len(placed)))
 
     def encode(self, chooser: PartitionChooser, partition_count: int, codec: str) -> Placed:

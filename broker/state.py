@@ -123,6 +123,11 @@ class TopicState:
             raise ProducerFenced(f"producer {author.producer_id:x}", author.epoch, last.epoch)
         raise SequenceError(author.producer_id, author.sequence, last.sequence + 1)
 
+    def finished(self, application: str, version: int) -> TransactionEntry | None:
+        """Return an application's last transaction if this version is not after it."""
+        last = self.transactions.get(application)
+        return last if last is not None and version <= last.version else None
+
     def expired_producers(self, now: int) -> list[int]:
         """Return the producers that have been silent for so long that nobody repeats a commit."""
         return [

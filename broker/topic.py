@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
@@ -95,7 +94,9 @@ class Topic:
         self.incarnation = incarnation
         self.journal = Journal(storage, name, incarnation, write=write)
         self._write = write
+        self._is_unrecovered = not write  # A writer recovers first.
         self._observer = observer
+        self._clock = storage.clock
         self._mutex = threading.Lock()
         self._syncer = Syncer(storage, self.journal.directory)
         self._finisher: ThreadPoolExecutor | None = None
@@ -133,11 +134,12 @@ class Topic:
         *,
         timeout_ms: int = 30_000,
         durable: bool = False,
-        details: dict[str, Any] | None = None,
+        transaction: tuple[str, int] | None = None,
     ) -> Appended:
         """Commit frames for some partitions: all of them or none.
 
-        A repetition (same author) is not written again; it gets the answer of the first time.
+        A repetition (same author, or a version of the transaction's application that is not above
+        its last one) is not written again; it gets the answer of the first time.
 
         Raises:
             LockTimeout, DiskFull, UnknownTopic, UnknownPartition, ...: nothing was written.
@@ -149,7 +151,10 @@ class Topic:
             if author.producer_id and (table := state.repeated(author)) is not None:
                 last = state.producers[author.producer_id]
                 appended = Appended(table, last.time, -1)
+            elif transaction is not None and (done := state.finished(*transaction)) is not None:
+                appended = Appended(done.table, done.time, -1)
             else:
+                details = None if transaction is None else {"transaction": transaction}
                 appended = self._append(frames, author, details)
                 if state.position >= state.settings["segment.bytes"]:
                     self._roll_if_possible()
@@ -305,11 +310,20 @@ class Topic:
 
     def _read_on(self) -> None:
         self._is_stale = True
-        for commit in self.journal.read_new():
+        for commit in self._new_commits():
             self.state.apply(commit, self.journal.path)
             if self._observer is not None:
                 self._observer.on_commit(commit, self.state)
         self._is_stale = False
+
+    def _new_commits(self) -> list[Commit]:
+        """Read on; before the first writer of a boot, only as far as it will find all whole."""
+        if self._is_unrecovered:
+            hint = Synced.read(self.storage, self.directory)
+            self._is_unrecovered = hint is None or hint.boot_id != self.storage.boot_id
+            if self._is_unrecovered:
+                return list(recovery.read_whole(self.journal, hint))
+        return self.journal.read_new()
 
     def _catch_up(self) -> None:
         """Under the lock: read what others wrote, and repair what the dead among them left."""
@@ -346,7 +360,7 @@ class Topic:
         state = self.state
         if not 0 <= partition < len(state.ends):
             raise UnknownPartition(self.name, partition, len(state.ends))
-        now = time.time_ns() // 1_000_000
+        now = self._clock() // 1_000_000
         if now < state.time:
             now = state.time
         number = state.number
@@ -376,7 +390,7 @@ class Topic:
         state, journal = self.state, self.journal
         # Never earlier than the commit before: look-ups by time rely on it. Not strictly later:
         # at many commits in a millisecond the log's clock would run away from the real one.
-        now = max(time.time_ns() // 1_000_000, state.time)
+        now = max(self._clock() // 1_000_000, state.time)
         number, position = state.number, state.position
         is_log_append = state.settings["message.timestamp.type"] == LOG_APPEND_TIME
         parts, length, meta = pack(
@@ -424,6 +438,10 @@ class Topic:
         The file is not synced here: that could take long, with every writer waiting. A power cut
         may therefore take more than one file's commits away, which `recovery` knows.
         """
+        forgotten = self.state.expired_producers(self._clock() // 1_000_000)
+        if forgotten:
+            details = {"producers": forgotten}
+            self._commit(Kind.EXPIRE, Author(new_token()), details=details)
         self._commit(Kind.END_OF_FILE, Author(new_token()))
         self.journal.begin_file()
         complete = self.state.files[-1]
@@ -509,18 +527,18 @@ def create(
 ) -> None:
     """Make a topic by its first commit: from then on it exists, whole."""
     directory = f"topics/{name}/{incarnation}"
-    parts, length, _table = pack(
+    parts, _length, _table = pack(
         Kind.CREATE,
         Author(new_token()),
         incarnation=incarnation,
         number=0,
         position=0,
-        time=time.time_ns() // 1_000_000,
+        time=storage.clock() // 1_000_000,
         details={"partitions": partitions, "config": config},
     )
     # Before the topic exists, so that a missing `synced` always means: lost, check everything.
     try:
-        storage.create(f"{directory}/synced", Synced(0, length, storage.boot_id).encode())
+        storage.create(f"{directory}/synced", Synced(0, 0, storage.boot_id).encode())
     except NameTaken:
         pass
     try:

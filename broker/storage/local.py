@@ -16,7 +16,7 @@ import random
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,14 +33,19 @@ from broker.storage.watch import Watch
 TEMPORARY = ".tmp-"
 # Copying so few bytes together costs less than handing the kernel a list.
 _JOIN_BYTES_MAX = 1 << 14
+_REMOVE_TRIES = 100
+_REMOVE_PAUSE_SECONDS = 0.01
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LocalStorage:
     """One log's files below `root`. Paths are relative, with forward slashes."""
 
-    def __init__(self, root: str, boot_id: str | None = None) -> None:
+    def __init__(
+        self, root: str, boot_id: str | None = None, clock: Callable[[], int] = time.time_ns
+    ) -> None:
         self.root = os.path.abspath(root)
+        self.clock = clock  # Nanoseconds since 1970.
         self.boot_id = boot_id or read_boot_id()
 
     def locate(self, path: str) -> str:
@@ -112,12 +117,18 @@ class LocalStorage:
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and all in it; that it is gone already is fine."""
-        try:
-            shutil.rmtree(self.locate(path))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise translate(error, self.locate(path)) from error
+        target = self.locate(path)
+        for rest in reversed(range(_REMOVE_TRIES)):
+            try:
+                shutil.rmtree(target)
+                return
+            except OSError as error:
+                if not os.path.exists(target):
+                    return
+                # Others, who have not heard of it yet, may still put files in or take some out.
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or not rest:
+                    raise translate(error, target) from error
+                time.sleep(_REMOVE_PAUSE_SECONDS)
 
     def rename(self, path: str, to: str) -> None:
         try:

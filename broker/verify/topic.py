@@ -64,8 +64,7 @@ class _TopicCheck:
         for names in self._checkpoints.values():
             self._check_unreached(names)
         for number in sorted(indexes - self._complete):
-            path = self._locate(f"index/{number:020d}.arrow")
-            self.findings.add(path, 0, "an index of a journal file that is not complete")
+            self._check_other_index(number)
         self._take_notes()
 
     def _locate(self, path: str) -> str:
@@ -97,6 +96,12 @@ class _TopicCheck:
     def _check_hint(self, hint: Synced | None) -> None:
         if hint is None:
             return
+        if self.findings.damage and hint.boot_id != self._storage.boot_id:
+            self.findings.note(
+                f"nobody has written since the machine was started; after byte {hint.position} of "
+                f"journal/{hint.file_number:020d}.log, what was not synced may be damaged by a "
+                "power cut, and the next writer cuts it there"
+            )
         end = self.walk.valid_ends.get(hint.file_number)
         path = self._locate(f"journal/{hint.file_number:020d}.log")
         if end is None:
@@ -177,18 +182,31 @@ class _TopicCheck:
         file = state.files[-1]
         self._complete.add(file.first_number)
         name = f"index/{file.first_number:020d}.arrow"
-        data = self._read(name)
-        if data is None:
-            self.findings.note(f"{name} is not there; readers read the journal file instead")
-            return
         try:
-            stored = FileIndex.decode(data, self._locate(name))
-            if not is_sound:
+            stored = self._read_index(name)
+            if stored is None:
+                self.findings.note(f"{name} is not there; readers read the journal file instead")
+            elif not is_sound:
                 self.findings.note(f"{name} was not compared: its journal file is damaged")
             elif not _is_same_index(stored, self._scan(file), state.partition_count):
                 self.findings.add(self._locate(name), 0, "the journal file holds other frames")
         except CorruptLog as damage:
             self.findings.add(damage.path, damage.position, damage.what)
+
+    def _check_other_index(self, number: int) -> None:
+        """Check an index whose file has no readable end, which is reported unless it is last."""
+        name = f"index/{number:020d}.arrow"
+        try:
+            if self._read_index(name) is not None and number >= max(
+                self.walk.valid_ends, default=0
+            ):
+                self.findings.add(self._locate(name), 0, "its journal file is not complete")
+        except CorruptLog as damage:
+            self.findings.add(damage.path, damage.position, damage.what)
+
+    def _read_index(self, name: str) -> FileIndex | None:
+        data = self._read(name)
+        return None if data is None else FileIndex.decode(data, self._locate(name))
 
     def _scan(self, file: JournalFile) -> FileIndex:
         return index.scan(

@@ -1,0 +1,5 @@
+"""The command `spark-log`."""
+
+from broker.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,117 @@
+"""The command `spark-log`: which log, which sub-command, and what becomes of errors.
+
+Exit codes: 0 done; 1 the log said no, in one line on stderr; 2 usage; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+from broker.cli.consume import consume
+from broker.cli.inspection import info, verify
+from broker.cli.output import say
+from broker.cli.produce import produce
+from broker.cli.root import root_log_option
+from broker.cli.topics import topic
+from broker.errors import LogError, LogNotFound, UnknownTopic
+
+EXIT_REFUSED = 1
+EXIT_INTERRUPTED = 130
+
+
+def _version() -> str:
+    try:
+        return version("spark-log")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@root_log_option
+@click.version_option(_version(), prog_name="spark-log")
+def app() -> None:
+    """A partitioned, durable, replayable log stored as plain files."""
+
+
+for command in (topic, produce, consume, verify, info):
+    app.add_command(command)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line and return its exit code."""
+    logging.basicConfig(level=logging.WARNING, format="spark-log: %(message)s")
+    _replace_closed_streams()
+    try:
+        return _guard(lambda: _invoke(arguments))
+    except BrokenPipeError:
+        _discard_output()  # Whoever read it has enough.
+        return 0
+    except OSError as error:
+        _discard_output()
+        say(f"cannot write the output: {error.strerror}")
+        return EXIT_REFUSED
+
+
+def _replace_closed_streams() -> None:
+    """Python has None where the caller closed a stream."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+
+
+def _discard_output() -> None:
+    """Let what is left in the buffer go nowhere: at exit, Python would fail to write it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _invoke(arguments: list[str]) -> int:
+    with app.make_context("spark-log", arguments) as context:
+        code = app.invoke(context)
+    return code if isinstance(code, int) else 0
+
+
+def _guard(call: Callable[[], int]) -> int:
+    """Turn what a command raises into a line and an exit code."""
+    try:
+        code = call()
+        sys.stdout.flush()
+        return code
+    except click.exceptions.Exit as done:
+        sys.stdout.flush()
+        return done.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort) as stop:
+        say(_interruption(stop))
+        return EXIT_INTERRUPTED
+    except LogError as error:
+        say(_advice(error))
+        return EXIT_REFUSED
+
+
+def _interruption(stop: BaseException) -> str:
+    return str(stop) or "interrupted"
+
+
+def _advice(error: LogError) -> Any:
+    """Say what to do in terms of this command, where the error speaks of Python calls."""
+    if isinstance(error, LogNotFound):
+        root = error.args[0]
+        return f"no log at {root}; check --log, or make one with `spark-log topic create`"
+    if isinstance(error, UnknownTopic) and "create_topic" in error.args[2]:
+        name = error.args[0]
+        return f"topic {name!r} {error.args[1]}; see `spark-log topic list`"
+    return error

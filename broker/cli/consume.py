@@ -1,0 +1,204 @@
+"""`spark-log consume`: records to standard output."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.cli.json_record import format_records
+from broker.cli.root import pass_log
+from broker.consumer import Consumer
+from broker.log import Log
+from broker.records import TopicPartition
+
+Write = Callable[[TopicPartition, pa.RecordBatch], bytes]
+
+_POLL_MS = 1000
+_KEY_WIDTH = 24
+_VALUE_WIDTH = 120
+
+
+@click.command()
+@pass_log
+@click.argument("topic")
+@click.option(
+    "--from-beginning",
+    is_flag=True,
+    help="Begin with the first record; without --follow that is the default.",
+)
+@click.option("--offset", "-o", type=click.IntRange(min=0), help="Begin at this offset.")
+@click.option(
+    "--partition",
+    "-p",
+    "partitions",
+    type=int,
+    multiple=True,
+    help="Only this partition. May be given several times.",
+)
+@click.option("--max-records", "-n", type=click.IntRange(min=0), help="Stop after so many.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["value", "json", "table"]),
+    default="value",
+    show_default=True,
+    help="Values, one a line; whole records as JSON; or columns to look at.",
+)
+@click.option(
+    "--follow", "-f", is_flag=True, help="Wait for new records; alone, begin with the next one."
+)
+@click.option(
+    "--timeout-ms",
+    type=click.IntRange(min=0),
+    help="With --follow: stop when nothing has come for so long.",
+)
+def consume(
+    log: Log,
+    topic: str,
+    from_beginning: bool,
+    offset: int | None,
+    partitions: tuple[int, ...],
+    max_records: int | None,
+    format_: str,
+    follow: bool,
+    timeout_ms: int | None,
+) -> None:  # fmt: skip
+    """Print a topic's records: those that are there now, or with --follow for ever."""
+    if from_beginning and offset is not None:
+        raise click.UsageError("give either --from-beginning or --offset.")
+    if timeout_ms is not None and not follow:
+        raise click.UsageError("--timeout-ms goes with --follow.")
+    reset = "latest" if follow and not from_beginning else "earliest"
+    with log.consumer(auto_offset_reset=reset, metadata_max_age_ms=1000) as consumer:
+        if partitions:
+            consumer.assign([TopicPartition(topic, number) for number in partitions])
+        else:
+            consumer.subscribe([topic])  # So that partitions added later are read as well.
+        if offset is not None:
+            for place in consumer.assignment():
+                consumer.seek(place, offset)
+        printer = _Printer(_FORMATS[format_](), max_records)
+        if follow:
+            _follow(consumer, printer, timeout_ms)
+        else:
+            _read_to_end(consumer, printer)
+
+
+def _follow(consumer: Consumer, printer: _Printer, timeout_ms: int | None) -> None:
+    while not printer.is_done:
+        batches = consumer.poll_batches(_POLL_MS if timeout_ms is None else timeout_ms)
+        if not batches and timeout_ms is not None:
+            return
+        for place, batch in sorted(batches.items()):
+            printer.print(place, batch)
+
+
+def _read_to_end(consumer: Consumer, printer: _Printer) -> None:
+    """Print what was there at the start, however much others add meanwhile."""
+    ends = consumer.end_offsets(consumer.assignment())
+    while not printer.is_done:
+        finished = [place for place, end in ends.items() if consumer.position(place) == end]
+        for place in finished:
+            del ends[place]
+        consumer.pause(*finished)
+        if not ends:
+            return
+        for place, batch in sorted(consumer.poll_batches(_POLL_MS).items()):
+            if place not in ends:
+                continue  # A partition that was added meanwhile.
+            over = consumer.position(place) - ends[place]
+            if over >= 0:
+                batch = batch.slice(0, batch.num_rows - over)
+                del ends[place]
+                consumer.pause(place)
+            printer.print(place, batch)
+
+
+class _Printer:
+    """Writes batches to standard output, up to a number of records."""
+
+    def __init__(self, write: Write, count_max: int | None) -> None:
+        self._write = write
+        self._rest = count_max
+
+    @property
+    def is_done(self) -> bool:
+        return self._rest == 0
+
+    def print(self, place: TopicPartition, batch: pa.RecordBatch) -> None:
+        if self._rest is not None:
+            batch = batch.slice(0, self._rest)
+            self._rest -= batch.num_rows
+        if batch.num_rows:
+            sys.stdout.buffer.write(self._write(place, batch))
+            sys.stdout.buffer.flush()
+
+
+def _values(_place: TopicPartition, batch: pa.RecordBatch) -> bytes:
+    """Return the values, one a line, joined as a whole; a null is an empty line."""
+    values = pc.fill_null(batch.column("value"), b"")
+    lines = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    joined: bytes = pc.binary_join(lines, b"\n")[0].as_py()
+    return joined + b"\n"
+
+
+def _json(place: TopicPartition, batch: pa.RecordBatch) -> bytes:
+    text = "\n".join(format_records(place, batch)) + "\n"
+    return text.encode("utf-8", "surrogatepass")
+
+
+class _Columns:
+    """Rows of fixed columns: a stream has no widest cell."""
+
+    def __init__(self) -> None:
+        self._is_begun = False
+        self._value_width = _VALUE_WIDTH
+        self._is_terminal = sys.stdout.isatty()
+        if self._is_terminal:
+            columns = shutil.get_terminal_size().columns
+            self._value_width = max(10, columns - len(self._row("", "", "", "", "")))
+
+    def __call__(self, place: TopicPartition, batch: pa.RecordBatch) -> bytes:
+        rows = []
+        if not self._is_begun:
+            self._is_begun = True
+            head = self._row("PARTITION", "OFFSET", "TIME (UTC)", "KEY", "VALUE")
+            rows.append(f"\x1b[1m{head}\x1b[0m" if self._is_terminal else head)
+        stamps = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000
+        columns = (batch.column(name).to_pylist() for name in ("offset", "key", "value"))
+        for stamp, offset, key, value in zip(np.asarray(stamps).tolist(), *columns, strict=True):
+            time = datetime.fromtimestamp(stamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+            row = self._row(
+                place.partition, offset, time, _show(key, _KEY_WIDTH),
+                _show(value, self._value_width),
+            )  # fmt: skip
+            rows.append(row.rstrip())
+        return ("\n".join(rows) + "\n").encode()
+
+    def _row(self, partition: object, offset: object, time: str, key: str, value: str) -> str:
+        return f"{partition:>9}  {offset:>10}  {time:<23}  {key:<{_KEY_WIDTH}}  {value}"
+
+
+def _show(data: bytes | None, width: int) -> str:
+    """Return bytes as text that a terminal can show, cut to a width."""
+    if data is None:
+        return "-"
+    text = data[: 4 * width].decode(errors="backslashreplace")
+    text = "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+_FORMATS: dict[str, Callable[[], Write]] = {
+    "value": lambda: _values,
+    "json": lambda: _json,
+    "table": _Columns,
+}

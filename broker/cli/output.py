@@ -1,0 +1,82 @@
+"""What the command prints: tables for people, aligned text for pipes, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# A name that begins with this is a column of numbers.
+NUMBER = ">"
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under their column names; a name that begins with `>` aligns to the right."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _print_rich(columns, texts)
+        return
+    names = [column.lstrip(NUMBER).upper() for column in columns]
+    widths = [max(map(len, cells)) for cells in zip(names, *texts, strict=True)]
+    for row in [names, *texts]:
+        cells = [
+            cell.rjust(width) if column.startswith(NUMBER) else cell.ljust(width)
+            for column, cell, width in zip(columns, row, widths, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for column in columns:
+        is_number = column.startswith(NUMBER)
+        table.add_column(
+            column.lstrip(NUMBER), justify="right" if is_number else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(highlight=False).print(table)
+
+
+def print_facts(facts: Sequence[tuple[str, object]]) -> None:
+    """Print names and values, one pair on a line."""
+    width = max(len(name) for name, _ in facts)
+    is_terminal = sys.stdout.isatty()
+    for name, value in facts:
+        label = f"\x1b[1m{name.ljust(width)}\x1b[0m" if is_terminal else name.ljust(width)
+        print(f"{label}  {value}")
+
+
+def say(message: object) -> None:
+    """Print one line on stderr."""
+    text = " ".join(str(message).split())
+    print(f"spark-log: {text}", file=sys.stderr, flush=True)
+
+
+def format_count(count: int) -> str:
+    return f"{count:,}"
+
+
+def format_bytes(count: float) -> str:
+    """Return a size as a person says it."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{format_count(count)} {noun}" + ("" if count == 1 else "s")
