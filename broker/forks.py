@@ -10,6 +10,10 @@ import os
 import weakref
 from typing import Protocol
 
+# pyarrow imports this when it first meets a numpy array, perhaps in a background thread. A child
+# that is forked in the middle of an import waits for its end for ever.
+import numpy.ma  # noqa: F401
+
 
 class Abandonable(Protocol):
     def abandon(self) -> None: ...

@@ -77,7 +77,7 @@ class TopicReader:
             raise OffsetOutOfRange(place, offset, start, end)
         if offset == end:
             return []
-        file_number, columns = self._framesoffset_at(partition, offset)
+        file_number, columns = self._frames_at(partition, offset)
         refs = columns.from_offset(offset, byte_count_max)
         path = self.topic.journal.file_path(file_number)
         if not refs or not refs[0].base_offset <= offset < refs[0].end_offset:
@@ -131,7 +131,7 @@ class TopicReader:
         elif commit.kind is Kind.APPEND:
             self._tail.add(commit)
 
-    def _framesoffset_at(self, partition: int, offset: int) -> tuple[int, FrameColumns]:
+    def _frames_at(self, partition: int, offset: int) -> tuple[int, FrameColumns]:
         """Return the journal file that holds `offset` and its frames of the partition."""
         state = self.state
         if offset >= self._tail.start_of(partition):

@@ -462,6 +462,10 @@ class Topic:
         try:
             self._sync_and_describe(file, number, data)
         except LogError as error:
+            try:
+                self.journal.check_exists()
+            except UnknownTopic:
+                return  # It was deleted meanwhile: there is nothing left to finish.
             logger.warning("could not finish a journal file of %s: %s", self.name, error)
 
     def _sync_and_describe(self, file: JournalFile, number: int, data: bytes) -> None:

@@ -1,0 +1,355 @@
+"""Local files: put-if-absent, appends that are whole or nothing, locks and watches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.errors import AlreadyExists, CorruptLog, DiskFull, LockTimeout, StorageError
+from broker.storage import LocalStorage
+from broker.storage.open import open_storage
+
+
+@contextmanager
+def python(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run code in another process; it has said a line when this begins."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+# Put-if-absent.
+
+
+RACE = """
+import sys
+from broker.errors import AlreadyExists
+from broker.storage import LocalStorage
+storage, name = LocalStorage(sys.argv[1]), sys.argv[2]
+print("ready", flush=True)
+sys.stdin.readline()
+won = []
+for number in range(200):
+    try:
+        storage.create(f"race/{number}", (name * 5000).encode(), sync=False)
+        won.append(str(number))
+    except AlreadyExists:
+        pass
+print(" ".join(won))
+"""
+
+
+def test_of_many_processes_that_create_a_name_exactly_one_wins(root: Path) -> None:
+    names = "abcd"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, str(root), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    won = {
+        name: process.communicate(timeout=60)[0].split()
+        for name, process in zip(names, processes, strict=True)
+    }
+    assert sorted(number for some in won.values() for number in some) == sorted(
+        map(str, range(200))
+    )
+    for name, some in won.items():
+        for number in some:
+            assert (root / "race" / number).read_text() == name * 5000
+    assert len(list((root / "race").iterdir())) == 200
+
+
+def test_a_taken_name_keeps_its_bytes(storage: LocalStorage) -> None:
+    storage.create("a/b/c", b"first")
+    with pytest.raises(AlreadyExists, match="a/b/c exists already"):
+        storage.create("a/b/c", b"second")
+    assert storage.read("a/b/c") == b"first"
+    assert storage.list("a/b") == ["c"]
+
+
+def test_what_is_half_written_is_not_listed(storage: LocalStorage, root: Path) -> None:
+    storage.create("a/c", b"")
+    (root / "a/.tmp-123").write_bytes(b"half")
+    assert storage.list("a") == ["c"]
+
+
+def test_absent_files_and_directories_are_no_errors(storage: LocalStorage) -> None:
+    assert storage.read("none") is None
+    assert storage.list("none") == []
+    assert storage.open_file("none") is None
+    assert not storage.exists("none")
+    storage.remove("none")
+    storage.remove_tree("none")
+
+
+def test_a_file_where_a_directory_should_be_is_a_storage_error(
+    storage: LocalStorage, root: Path
+) -> None:
+    root.mkdir()
+    (root / "a").write_bytes(b"")
+    with pytest.raises(StorageError, match="a/b"):
+        storage.create("a/b", b"")
+    with pytest.raises(StorageError):
+        storage.read("a/b")
+
+
+def test_overwriting_replaces_bytes_in_place(storage: LocalStorage) -> None:
+    storage.create("a", b"12345")
+    storage.overwrite("a", b"ab")
+    assert storage.read("a") == b"ab345"
+
+
+@pytest.mark.parametrize("address", ["", "s3://bucket/x", "file://host/x"])
+def test_an_address_that_is_not_understood_is_refused(address: str) -> None:
+    with pytest.raises(broker.InvalidOption):
+        open_storage(address)
+
+
+def test_a_file_address_may_hold_escaped_characters(tmp_path: Path) -> None:
+    assert open_storage(f"file://{tmp_path}/a%20b").root == f"{tmp_path}/a b"
+
+
+# Appending and reading.
+
+
+def test_an_append_is_at_the_end_and_whole(storage: LocalStorage) -> None:
+    file = storage.open_file("a", write=True, create=True)
+    assert file is not None
+    file.append([b"one", b"", b"two"], 6, 0)
+    large = [b"x" * 100_000] * 20
+    file.append(large, 2_000_000, 6)
+    assert file.size() == 2_000_006
+    assert file.read(0, 8) == b"onetwoxx"
+    assert file.read(2_000_000, 100) == b"x" * 6
+    file.truncate(3)
+    assert (file.size(), file.read(0, 10)) == (3, b"one")
+    file.close()
+
+
+FULL = """
+import resource, sys
+from broker.errors import DiskFull
+from broker.storage import LocalStorage
+size = int(sys.argv[2])
+file = LocalStorage(sys.argv[1]).open_file("a", write=True, create=True)
+file.append([b"first"], 5, 0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+print("ready", flush=True)
+for parts in ([b"x" * size], [b"x" * (size // 2)] * 2):
+    try:
+        file.append(parts, size, 5)
+    except DiskFull as error:
+        print("full", file.size())
+file.append([b"last"], 4, 5)
+print(file.read(0, 100).decode())
+"""
+
+
+@pytest.mark.parametrize("size", [21_000, 400_000])
+def test_an_append_that_does_not_fit_leaves_nothing(root: Path, size: int) -> None:
+    with python(FULL, str(root), str(size)) as process:
+        assert process.stdout is not None
+        assert process.stdout.read().split() == ["full", "5", "full", "5", "firstlast"]
+
+
+def test_a_mapping_never_goes_past_the_end(storage: LocalStorage) -> None:
+    storage.create("a", b"12345")
+    file = storage.open_file("a")
+    assert file is not None
+    assert file.map(5)[:5] == b"12345"
+    assert file.mapped == 5
+    with pytest.raises(CorruptLog, match="shorter than what it held"):
+        file.map(6)
+    file.close()
+
+
+# Locks.
+
+
+HOLD = """
+import sys
+from broker.storage import LocalStorage
+lock = LocalStorage(sys.argv[1]).lock("t")
+lock.acquire(1000)
+print("ready", flush=True)
+sys.stdin.readline()
+lock.release()
+print("released", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_lock_excludes_other_processes_and_names_its_holder(
+    storage: LocalStorage, root: Path
+) -> None:
+    lock = storage.lock("t")
+    with python(HOLD, str(root)) as holder:
+        begun = time.monotonic()
+        with pytest.raises(LockTimeout, match=f"held by process {holder.pid} ") as caught:
+            lock.acquire(200)
+        assert 0.2 <= time.monotonic() - begun < 5
+        assert caught.value.retriable
+        assert holder.stdin is not None
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        lock.acquire(10_000)
+        lock.release()
+    lock.close()
+
+
+def test_a_stopped_holder_is_said_to_be_stopped(storage: LocalStorage, root: Path) -> None:
+    lock = storage.lock("t")
+    with python(HOLD, str(root)) as holder:
+        os.kill(holder.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+        with pytest.raises(LockTimeout, match=f"process {holder.pid}, stopped"):
+            lock.acquire(50)
+    lock.close()
+
+
+def test_a_lock_goes_away_with_its_process(storage: LocalStorage, root: Path) -> None:
+    lock = storage.lock("t")
+    with python(HOLD, str(root)) as holder:
+        holder.kill()
+        holder.wait()
+        lock.acquire(0)
+    lock.close()
+    assert (root / "locks/t").exists()
+
+
+def test_two_handles_of_one_process_exclude_each_other(storage: LocalStorage) -> None:
+    first, second = storage.lock("t"), storage.lock("t")
+    first.acquire(0)
+    with pytest.raises(LockTimeout):
+        second.acquire(10)
+    first.release()
+    second.acquire(0)
+    first.close()
+    second.close()
+
+
+def test_locks_of_different_names_do_not_meet(storage: LocalStorage) -> None:
+    first, second = storage.lock("a"), storage.lock("b")
+    first.acquire(0)
+    second.acquire(0)
+    first.close()
+    second.close()
+
+
+# Watches.
+
+
+def test_a_watch_wakes_when_a_file_grows_or_appears(storage: LocalStorage, root: Path) -> None:
+    storage.create("d/a", b"")
+    watch = storage.watch()
+    watch.keep({"d"})
+    for change in (
+        lambda: (root / "d/a").open("ab").close() or os.truncate(root / "d/a", 5),
+        lambda: storage.create("d/b", b"new"),
+    ):
+        delays = []
+        for _ in range(5):
+            watch.clear()
+            timer = threading.Timer(0.05, change)
+            timer.start()
+            begun = time.monotonic()
+            watch.wait(10)
+            delays.append(time.monotonic() - begun)
+            timer.join()
+            storage.remove("d/b")
+            os.truncate(root / "d/a", 0)
+        assert 0.04 < min(delays) < 0.2
+    watch.close()
+
+
+def test_what_happened_before_the_wait_is_not_missed(storage: LocalStorage, root: Path) -> None:
+    storage.create("d/a", b"")
+    watch = storage.watch()
+    watch.keep({"d"})
+    watch.clear()
+    storage.create("d/b", b"")
+    begun = time.monotonic()
+    watch.wait(10)
+    assert time.monotonic() - begun < 0.2
+    watch.close()
+
+
+def test_a_watch_of_a_directory_that_is_let_go_stays_asleep(storage: LocalStorage) -> None:
+    storage.create("d/a", b"")
+    storage.create("e/a", b"")
+    watch = storage.watch()
+    watch.keep({"d", "e"})
+    watch.keep({"e"})
+    watch.clear()
+    storage.create("d/b", b"")
+    begun = time.monotonic()
+    watch.wait(0.1)
+    assert time.monotonic() - begun >= 0.09
+    watch.close()
+
+
+def test_a_wait_ends_by_itself_for_writers_on_other_machines(storage: LocalStorage) -> None:
+    storage.create("d/a", b"")
+    watch = storage.watch()
+    watch.keep({"d"})
+    watch.clear()
+    begun = time.monotonic()
+    watch.wait(60)
+    assert 0.2 < time.monotonic() - begun < 5
+    watch.close()
+
+
+def test_a_full_disk_is_an_error_of_its_own(storage: LocalStorage) -> None:
+    assert issubclass(DiskFull, StorageError)
+    with pytest.raises(DiskFull, match="no room to write"):
+        LocalStorage("/dev").overwrite("full", b"x")
+
+
+def test_a_directory_is_removed_though_others_still_change_it(
+    storage: LocalStorage, root: Path
+) -> None:
+    def work() -> None:
+        for number in range(500):
+            try:
+                (root / f"d/{number % 50}").touch()
+                (root / f"d/{(number + 20) % 50}").unlink(missing_ok=True)
+            except FileNotFoundError:
+                return  # The directory is gone.
+
+    for _ in range(30):
+        storage.create("d/some", b"", sync=False)
+        thread = threading.Thread(target=work)
+        thread.start()
+        storage.remove_tree("d")
+        thread.join()
+        assert not (root / "d").exists()
