@@ -16,8 +16,9 @@ import broker
 from benchmarks.table import Row, best_of_pairs
 from broker import batch
 from broker.commit import Author
+from broker.ledger import new_token
 from broker.storage import LocalStorage
-from broker.topic import Topic, create, new_token
+from broker.topic import Topic, create
 
 VALUE = b"x" * 100
 PARTITIONS = 4

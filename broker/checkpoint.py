@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -19,6 +21,13 @@ from broker.state import JournalFile, ProducerEntry, TopicState, TransactionEntr
 from broker.storage import LocalStorage
 
 logger = logging.getLogger(__name__)
+
+
+class _Numbered(Protocol):
+    incarnation: int
+
+
+Stored = TypeVar("Stored", bound=_Numbered)
 
 _KEPT = 2
 _OFFSETS = pa.list_(pa.int64())
@@ -154,8 +163,17 @@ def write(storage: LocalStorage, directory: str, number: int, data: bytes, *, so
         storage.remove(f"{directory}/{name}")
 
 
-def read_newest(storage: LocalStorage, directory: str, incarnation: int) -> TopicState | None:
-    """Return the newest state that can be believed, or None."""
+def read_newest(
+    storage: LocalStorage,
+    directory: str,
+    incarnation: int,
+    decode: Callable[[bytes, str], tuple[Stored, str]],
+) -> Stored | None:
+    """Return the newest state that can be believed, or None.
+
+    Args:
+        decode: returns the state and the boot id of a checkpoint file.
+    """
     for name in reversed(storage.list(directory)):
         path = f"{directory}/{name}"
         data = storage.read(path)

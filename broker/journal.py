@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.commit import Commit, Kind, unpack
-from broker.errors import CorruptLog, LogError, UnknownTopic
+from broker.errors import CorruptLog, LogError
+from broker.home import Home
 from broker.storage import AppendFile, LocalStorage
 from broker.synced import Synced
 
@@ -25,21 +26,19 @@ _BLOCK = 1 << 16
 
 
 class Journal:
-    """A place in one topic's journal, from which commits are read and, at the end, appended."""
+    """A place in one journal, from which commits are read and, at the end, appended."""
 
-    def __init__(
-        self, storage: LocalStorage, topic: str, incarnation: int, *, write: bool = False
-    ) -> None:
+    def __init__(self, storage: LocalStorage, home: Home, *, write: bool = False) -> None:
         self.storage = storage
-        self.topic = topic
-        self.incarnation = incarnation
-        self.directory = f"topics/{topic}/{incarnation}"
+        self.home = home
+        self.incarnation = home.incarnation
+        self.directory = home.directory
         self.file_number = 0
         self.position = 0
         self.number = 0
         self._write = write
         self._file: AppendFile | None = None
-        self._lock = storage.lock(topic)
+        self._lock = storage.lock(home.lock)
         self.is_locked = False
 
     def seek(self, file_number: int, position: int, number: int) -> None:
@@ -87,11 +86,13 @@ class Journal:
             raise CorruptLog(self.path, self.position, "the rest of the file is missing")
 
     def check_exists(self) -> None:
-        """Raise if the topic is gone, with all its files."""
-        if self.storage.exists(f"topics/{self.topic}/{self.incarnation}.deleted"):
-            raise UnknownTopic(self.topic, "was deleted", "create it again or choose another")
-        if not self.storage.exists(self.directory):
-            raise UnknownTopic(self.topic)
+        """Raise if the incarnation is gone, with all its files."""
+        is_there = self.storage.exists(self.directory)
+        # The mark goes when a later incarnation exists; what was read once was there.
+        if self.storage.exists(self.home.deletion_mark) or (not is_there and self.number):
+            raise self.home.deleted()
+        if not is_there:
+            raise self.home.absent()
 
     def read_one(self) -> Commit | None:
         """Return the next commit of the current file, or None if no whole one is there."""
@@ -102,7 +103,7 @@ class Journal:
         return commits[0] if commits else None
 
     def lock(self, timeout_ms: int) -> None:
-        """Take the topic's lock: from here to `unlock` the journal's end is ours."""
+        """Take the journal's lock: from here to `unlock` the journal's end is ours."""
         self._lock.acquire(timeout_ms)
         self.is_locked = True
 

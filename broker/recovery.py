@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -19,7 +20,6 @@ from broker import batch
 from broker.commit import BY_REFERENCE, ROW, Commit, Kind
 from broker.errors import CorruptLog
 from broker.journal import Journal
-from broker.state import TopicState
 from broker.synced import Synced
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,13 @@ logger = logging.getLogger(__name__)
 _FIRST_COMMIT = (0, 1)
 
 
-def survey(journal: Journal, state: TopicState, hint: Synced | None) -> None:
+class Applicable(Protocol):
+    """A state that commits move on."""
+
+    def apply(self, commit: Commit, path: str) -> None: ...
+
+
+def survey(journal: Journal, state: Applicable, hint: Synced | None) -> None:
     """Under the lock: bring `state` and the journal to the last whole commit; cut what follows."""
     for commit in read_whole(journal, hint):
         state.apply(commit, journal.path)
@@ -98,7 +104,7 @@ def _cut(journal: Journal) -> None:
     if lost:
         logger.warning(
             "%s lost unsynced commits in a power cut after commit %d; the rest is kept in %s/aside",
-            journal.topic,
+            journal.home.name,
             journal.number - 1,
             storage.locate(journal.directory),
         )

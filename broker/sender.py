@@ -20,9 +20,10 @@ from broker.errors import (
     SequenceError,
     UnknownTopic,
 )
+from broker.ledger import Appended
 from broker.partitioner import PartitionChooser
 from broker.sending import Unit
-from broker.topic import Appended, Topic
+from broker.topic import Topic
 
 TopicOpener = Callable[[str], Topic]
 

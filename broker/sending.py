@@ -17,9 +17,9 @@ from broker.commit import ROW, Placeable, results
 from broker.data_file import DataFile
 from broker.errors import UnknownPartition
 from broker.futures import Completion
+from broker.ledger import Appended
 from broker.partitioner import PartitionChooser
 from broker.records import BatchMetadata, RecordMetadata
-from broker.topic import Appended
 
 # A transaction's commit holds so many bytes of frames itself; the rest it names.
 _INLINE_BYTES_MAX = 8 << 20

@@ -17,9 +17,10 @@ from broker.columns import check_sizes
 from broker.commit import Author, FramePlace
 from broker.data_file import DataFile
 from broker.errors import InvalidRecord, LogError
+from broker.ledger import new_token
 from broker.partitioner import PartitionChooser
 from broker.sending import make_columnar
-from broker.topic import Topic, new_token
+from broker.topic import Topic
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from broker import TopicPartition, checkpoint
 from broker.batch import encode_records
 from broker.commit import Author
 from broker.errors import CorruptLog
+from broker.ledger import new_token
 from broker.state import TopicState
 from broker.storage import LocalStorage
-from broker.topic import Topic, new_token
+from broker.topic import Topic
 
 FOLDER = "topics/t/1/checkpoint"
 FRAME = encode_records([None, None], [b"a", b"b"], None, [5000, 3000])
@@ -72,7 +73,7 @@ def put(storage: LocalStorage, number: int, boot_id: str = "", incarnation: int 
 
 
 def newest(storage: LocalStorage) -> int | None:
-    state = checkpoint.read_newest(storage, FOLDER, 1)
+    state = checkpoint.read_newest(storage, FOLDER, 1, checkpoint.decode)
     return None if state is None else state.number
 
 

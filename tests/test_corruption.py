@@ -25,7 +25,7 @@ from broker.batch import encode_records
 from broker.commit import Author
 from broker.config import CODECS
 from broker.data_file import DataFile
-from broker.topic import new_token
+from broker.ledger import new_token
 
 TOPIC = "t"
 TOPIC_DIRECTORY = f"topics/{TOPIC}/1"

@@ -14,9 +14,10 @@ from broker.commit import BY_REFERENCE, ROW_TYPE, Author, Commit
 from broker.data_file import DataFile
 from broker.errors import CorruptLog
 from broker.index import FileIndex, FrameColumns, FrameRef, TailIndex
+from broker.ledger import new_token
 from broker.state import JournalFile, TopicState
 from broker.storage import LocalStorage
-from broker.topic import Topic, new_token
+from broker.topic import Topic
 
 DIRECTORY = "topics/t/1"
 

@@ -10,9 +10,11 @@ import broker
 from broker.batch import encode_records
 from broker.commit import Author, Kind, pack
 from broker.errors import CorruptLog, UnknownTopic
+from broker.home import topic_home
 from broker.journal import Journal
+from broker.ledger import new_token
 from broker.storage import LocalStorage
-from broker.topic import Topic, new_token
+from broker.topic import Topic
 
 FRAME = encode_records([None], [b"v" * 50], None, [1])
 DIRECTORY = "topics/t/1"
@@ -26,7 +28,7 @@ def topic(log: broker.Log) -> None:
 @pytest.fixture
 def journal(storage: LocalStorage) -> Journal:
     """A cursor at the beginning, as a reader has it."""
-    return Journal(storage, "t", 1)
+    return Journal(storage, topic_home("t", 1))
 
 
 def append(log: broker.Log, count: int = 1) -> None:
@@ -215,11 +217,11 @@ def test_a_topic_that_is_gone_is_told_from_one_that_is_damaged(
 ) -> None:
     journal.read_new()
     log.delete_topic("t")
-    other = Journal(journal.storage, "t", 1)
+    other = Journal(journal.storage, topic_home("t", 1))
     with pytest.raises(UnknownTopic, match="was deleted"):
         other.read_new()
     with pytest.raises(UnknownTopic):
-        Journal(journal.storage, "never", 1).read_new()
+        Journal(journal.storage, topic_home("never", 1)).read_new()
     journal.close()
 
 

@@ -27,8 +27,9 @@ from broker.batch import Frame, encode_records
 from broker.commit import Author, results
 from broker.config import CODECS
 from broker.consumer import Consumer
+from broker.ledger import new_token
 from broker.reader import TopicReader
-from broker.topic import Topic, new_token
+from broker.topic import Topic
 
 TOPIC = "t"
 PARTITIONS_MAX = 5

@@ -19,13 +19,15 @@ from faulty_storage import Died, DroppingExecutor, FaultyStorage, Fuse, open_wri
 from broker.batch import encode_records
 from broker.commit import Author, Kind, results
 from broker.errors import CorruptLog, OutcomeUnknown
+from broker.home import topic_home
 from broker.journal import Journal
+from broker.ledger import new_token
 from broker.log import Log
 from broker.reader import TopicReader
 from broker.state import TopicState
 from broker.storage import LocalStorage
 from broker.synced import Synced
-from broker.topic import Topic, new_token
+from broker.topic import Topic
 
 NAME = "orders"
 DIRECTORY = f"topics/{NAME}/1"
@@ -119,7 +121,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def places(storage: LocalStorage) -> tuple[Place, ...]:
-    journal = Journal(storage, NAME, 1)
+    journal = Journal(storage, topic_home(NAME, 1))
     state = TopicState(1)
     found = []
     for commit in journal.read_new():

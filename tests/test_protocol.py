@@ -61,7 +61,9 @@ def test_the_field_tables_are_the_layouts(heading: str, layout: object) -> None:
 
 
 def test_the_kinds_are_the_ones_written_down() -> None:
-    rows = re.findall(r"^\| (\d+) \| ([a-z ]+) \|", DOCS.read_text().split("| kind | name")[1], re.M)
+    rows = re.findall(
+        r"^\| (\d+) \| ([a-z ]+) \|", DOCS.read_text().split("| kind | name")[1], re.M
+    )
     written = {int(number): name.strip().replace(" ", "_").upper() for number, name in rows}
     assert written == {int(kind): kind.name for kind in Kind}
 

@@ -108,7 +108,7 @@ def test_a_plan_stays_readable_while_the_log_goes_on(
 def test_a_plan_over_many_small_frames_is_small_and_quick(log: broker.Log, root: Path) -> None:
     from broker import batch
     from broker.commit import Author
-    from broker.topic import new_token
+    from broker.ledger import new_token
 
     log.create_topic("t", partitions=4, config={"segment.bytes": 4 << 20})
     writer = log._open_writer("t")

@@ -9,8 +9,9 @@ from broker import TopicPartition
 from broker.batch import Frame, encode_records
 from broker.commit import Author, Commit, FramePlace, Kind, pack, unpack
 from broker.errors import CorruptLog, ProducerFenced, SequenceError
+from broker.ledger import new_token
 from broker.state import PRODUCER_EXPIRY_MS, TopicState
-from broker.topic import Topic, new_token
+from broker.topic import Topic
 
 FRAME = encode_records([None, None], [b"a", b"b"], None, [5000, 3000])
 

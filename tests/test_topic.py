@@ -9,9 +9,10 @@ import pytest
 import broker
 from broker import batch
 from broker.commit import Author
+from broker.ledger import new_token
 from broker.state import PRODUCER_EXPIRY_MS
 from broker.storage import LocalStorage
-from broker.topic import Topic, create, new_token
+from broker.topic import Topic, create
 
 WEEK = PRODUCER_EXPIRY_MS
 

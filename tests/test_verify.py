@@ -15,9 +15,9 @@ import broker
 from broker import batch, checkpoint, commit, index
 from broker.commit import Author, Kind
 from broker.data_file import DataFile
+from broker.ledger import new_token
 from broker.storage import LocalStorage
 from broker.synced import Synced
-from broker.topic import new_token
 
 JOURNAL = "topics/orders/1/journal"
 
