@@ -15,8 +15,9 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from broker import checked_file
+from broker import checked_file, sealed
 from broker.errors import AlreadyExists, CorruptLog
+from broker.sealed import SealedFiles
 from broker.state import JournalFile, ProducerEntry, TopicState, TransactionEntry
 from broker.storage import LocalStorage
 
@@ -86,10 +87,16 @@ _SCHEMA = pa.schema(
                         ("byte_length", pa.int64()),
                         ("max_timestamp", pa.int64()),
                         ("start_offsets", _OFFSETS),
+                        ("time", pa.int64()),
                     ]
                 )
             ),
         ),
+        ("file_time", pa.int64()),
+        ("sealed_ends", _OFFSETS),
+        ("cleaned_ends", _OFFSETS),
+        ("retired", pa.list_(pa.struct([("path", pa.string()), ("time", pa.int64())]))),
+        ("sealed", pa.list_(pa.struct(list(sealed.SCHEMA)))),
     ]
 )
 
@@ -116,16 +123,34 @@ def encode(state: TopicState, boot_id: str) -> bytes:
         ],
         "epochs": [{"epoch": epoch, "ends": ends} for epoch, ends in state.epochs],
         "files": [file._asdict() for file in state.files],
+        "file_time": state.file_time,
+        "sealed_ends": state.sealed_ends,
+        "cleaned_ends": state.cleaned_ends,
+        "retired": [{"path": path, "time": time} for path, time in state.retired.items()],
     }
-    return checked_file.encode(pa.RecordBatch.from_pylist([row], schema=_SCHEMA))
+    files = state.sealed.encode()
+    columns = [
+        pa.array([row[field.name]], field.type)
+        if field.name != "sealed"
+        else pa.ListArray.from_arrays(pa.array([0, len(files)], pa.int32()), files)
+        for field in _SCHEMA
+    ]
+    return checked_file.encode(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
 
 
 def decode(data: bytes, path: str) -> tuple[TopicState, str]:
     """Return the state and the boot id of a checkpoint file."""
-    rows = checked_file.decode(data, path).to_pylist()
-    if len(rows) != 1:
+    batch = checked_file.decode(data, path)
+    if batch.num_rows != 1:
         raise CorruptLog(path, 0, "a checkpoint has one row")
-    row = rows[0]
+    files = None
+    if "sealed" in batch.schema.names:
+        # Not as Python objects: there may be thousands, and few who open a topic need them.
+        files = batch.column("sealed").flatten()
+        batch = batch.drop_columns(["sealed"])
+    (row,) = batch.to_pylist()
+    # Checkpoints of before sealing have no such columns: nothing was sealed.
+    nothing = [0] * len(row["ends"])
     state = TopicState(
         incarnation=row["incarnation"],
         number=row["number"],
@@ -146,6 +171,11 @@ def decode(data: bytes, path: str) -> tuple[TopicState, str]:
         file_number=row["file_number"],
         file_starts=tuple(row["file_starts"]),
         file_max_timestamp=row["file_max_timestamp"],
+        file_time=row.get("file_time", 0),
+        sealed=SealedFiles(files),
+        sealed_ends=row.get("sealed_ends", nothing),
+        cleaned_ends=row.get("cleaned_ends", list(nothing)),
+        retired={entry["path"]: entry["time"] for entry in row.get("retired", ())},
         position=row["position"],
         is_deleted=row["is_deleted"],
     )
@@ -187,6 +217,11 @@ def read_newest(
         if state.incarnation == incarnation and boot_id in ("", storage.boot_id):
             return state
     return None
+
+
+def durable_numbers(storage: LocalStorage, directory: str) -> list[int]:
+    """Return the numbers of the checkpoints that survive a power cut, in order."""
+    return [int(name[:20]) for name in storage.list(directory) if not _is_soft(name)]
 
 
 def drop_unsynced(storage: LocalStorage, directory: str, number: int) -> None:

@@ -67,6 +67,8 @@ class Kind(IntEnum):
     END_OF_FILE = 6
     RECOVER = 7
     EXPIRE = 8
+    SEAL = 9
+    TRIM = 10
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -34,6 +34,8 @@ class Rule:
             return None
         if self.choices:
             return self._choice(name, value)
+        if self.kind is bool:
+            return _boolean(name, value)
         parsed = self._number(name, value)
         if self.at_least is not None and parsed < self.at_least:
             raise InvalidOption(f"{name}={value!r} is too small; use at least {self.at_least:g}")
@@ -61,6 +63,13 @@ class Rule:
             raise InvalidOption(f"{name}={value!r} is not {noun}") from error
 
 
+def _boolean(name: str, value: object) -> bool:
+    found = {"true": True, "false": False}.get(str(value).lower())
+    if found is None:
+        raise InvalidOption(f"{name}={value!r} is not true or false")
+    return found
+
+
 # Bytes of one journal file. Tests use tiny files to reach every roll.
 SEGMENT_BYTES = 64 << 20
 
@@ -69,13 +78,18 @@ TOPIC_SETTINGS: dict[str, tuple[Rule, Any]] = {
     "cleanup.policy": (Rule(str, choices=CLEANUP_POLICIES), "delete"),
     "compression.type": (Rule(str, choices=("producer", *CODECS)), "producer"),
     "delete.retention.ms": (Rule(int, at_least=0), 86_400_000),
+    "file.delete.delay.ms": (Rule(int, at_least=0), 3_600_000),
+    "maintenance.enabled": (Rule(bool), True),
     "max.message.bytes": (Rule(int, at_least=0, at_most=1 << 30), 1_048_588),
     "message.timestamp.type": (Rule(str, choices=TIMESTAMP_TYPES), "CreateTime"),
     "min.cleanable.dirty.ratio": (Rule(float, at_least=0, at_most=1), 0.5),
     "min.compaction.lag.ms": (Rule(int, at_least=0), 0),
     "retention.bytes": (Rule(int, at_least=-1), -1),
     "retention.ms": (Rule(int, at_least=-1), 604_800_000),
+    "seal.bytes": (Rule(int, at_least=1), 128 << 20),
+    "seal.ms": (Rule(int, at_least=0), 3_600_000),
     "segment.bytes": (Rule(int, at_least=1, at_most=1 << 30), SEGMENT_BYTES),
+    "table.delete.delay.ms": (Rule(int, at_least=0), 604_800_000),
 }
 
 

@@ -330,8 +330,12 @@ class Consumer:
             reader = self._subscription.reader(place.topic)
             limit = min(self._options.max_partition_fetch_bytes, budget - size)
             fetched = reader.fetch(place.partition, self._known_position(place), limit)
+            while fetched and not any(one.batch.num_rows for one in fetched):
+                # Compaction has left nothing here: go on behind it.
+                self._positions[place] = fetched[-1].end_offset
+                fetched = reader.fetch(place.partition, fetched[-1].end_offset, limit)
             if fetched:
-                self._chunks[place] = [Chunk(place, one) for one in fetched]
+                self._chunks[place] = [Chunk(place, one) for one in fetched if one.batch.num_rows]
                 size += sum(one.byte_count for one in fetched)
             if size >= budget:
                 break

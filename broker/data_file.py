@@ -1,14 +1,14 @@
-"""Frames written before the commit that names them: `data/<uuid>.frames`, one after the other.
+"""Frames written before the commit that names them: `data/<time>-<uuid>.frames`, one by one.
 
-Until a commit names the file nobody reads it, so a crash leaves only garbage.
+Until a commit names the file nobody reads it, so a crash leaves only garbage. A commit may name it
+only for some days (`broker.naming`), and only after more days is it removed as nobody's.
 """
 
 from __future__ import annotations
 
-import uuid
-
 from broker.batch import Frame
 from broker.commit import FramePlace
+from broker.naming import new_name
 from broker.storage import AppendFile, LocalStorage
 
 _PADDING = [b"\0" * count for count in (0, 7, 6, 5, 4, 3, 2, 1)]
@@ -20,7 +20,7 @@ class DataFile:
     def __init__(self, storage: LocalStorage, directory: str) -> None:
         self._storage = storage
         self._directory = f"{directory}/data"
-        self._name = f"{uuid.uuid4().hex}.frames"
+        self._name = new_name(storage.clock(), ".frames")
         self._file: AppendFile | None = None
         self._position = 0
 

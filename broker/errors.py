@@ -25,6 +25,7 @@ LogError
 │   ├── DiskFull             nothing was written
 │   └── AlreadyExists        put-if-absent found the name taken
 └── CorruptLog               bytes on disk that are not what was written
+    └── MissingFile          a file that the log names is not there
 """
 
 from __future__ import annotations
@@ -289,6 +290,10 @@ class CorruptLog(LogError):
             f"{self.path} is damaged at byte {self.position}: {self.what}. "
             "Run `spark-log verify` for all damage, and restore the file from a copy."
         )
+
+
+class MissingFile(CorruptLog):
+    """A file that the log names is not there: lost, or no longer needed since it was named."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InvalidOption:

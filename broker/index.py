@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from broker import checked_file
 from broker.commit import BY_REFERENCE, HEADER, ROW_TYPE, Commit
-from broker.errors import AlreadyExists, CorruptLog
+from broker.errors import AlreadyExists, CorruptLog, MissingFile
 from broker.storage import LocalStorage
 from broker.storage.local import closing_file
 
@@ -96,6 +96,11 @@ class FrameColumns:
         """Return the row that holds `offset`, or the one after which it would come."""
         return max(bisect_right(self.base, offset) - 1, 0)
 
+    def lengths(self, start: int, end: int) -> Integers:
+        """Return the byte lengths of the frames that hold [start, end)."""
+        first, last = self.find(start), self.find(end - 1)
+        return np.asarray(self.length[first : last + 1], np.int64)
+
     def from_offset(self, offset: int, byte_count_max: int) -> list[FrameRef]:
         """Return the frames from `offset` on: at least one, then as many as the bytes allow."""
         row = self.find(offset)
@@ -145,6 +150,10 @@ class FileIndex:
         columns = tuple(rows[name].astype(np.int64) for name in names)
         files = {row - start: name for row, name in self._files.items() if start <= row < end}
         return FrameColumns(columns, files)
+
+    def data_files(self) -> set[str]:
+        """Return the names under `data/` of frames that lie there."""
+        return set(self._files.values())
 
     def encode(self) -> bytes:
         columns = [
@@ -263,7 +272,7 @@ def scan(
     path = f"{directory}/journal/{file_number:020d}.log"
     file = storage.open_file(path)
     if file is None:
-        raise CorruptLog(storage.locate(path), 0, "the file is missing")
+        raise MissingFile(storage.locate(path), 0, "the file is missing")
     with closing_file(file):
         view = file.map(byte_length) if byte_length else b""
     starts = _commit_starts(view, byte_length, file.path)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.commit import Commit, Kind, unpack
-from broker.errors import CorruptLog, LogError
+from broker.errors import CorruptLog, LogError, MissingFile
 from broker.home import Home
 from broker.storage import AppendFile, LocalStorage
 from broker.synced import Synced
@@ -216,7 +216,7 @@ class Journal:
         is_next = self.position == 0 and self.number == self.file_number and self.number > 0
         later = [name for name in names if name > os.path.basename(self.path)]
         if not is_next or later:
-            raise CorruptLog(self.path, 0, "the file is missing")
+            raise MissingFile(self.path, 0, "the file is missing")
 
     def _keep_aside(self, file: AppendFile, size: int) -> None:
         rest = file.read(self.position, size - self.position)

@@ -29,7 +29,14 @@ from broker.commit import (
     Placeable,
     pack,
 )
-from broker.errors import Closed, ForkedHandle, InvalidRecord, LockTimeout, LogError
+from broker.errors import (
+    Closed,
+    ForkedHandle,
+    InvalidRecord,
+    LockTimeout,
+    LogError,
+    MissingFile,
+)
 from broker.home import Home
 from broker.journal import Journal
 from broker.storage import LocalStorage
@@ -183,6 +190,29 @@ class Ledger(ABC, Generic[State]):
         self.journal.close()
         forks.forget(self)
 
+    def finish_background_work(self) -> None:
+        """Return when all files that have ended are synced and described."""
+        for work in list(self._unfinished):
+            work.result()
+
+    def write_checkpoint(self) -> None:
+        """Sync everything and write a checkpoint of it, so that files before it can go."""
+        with self._mutex:
+            self._check_usable()
+            if self._is_stale:
+                self._load()
+            else:
+                self._read_on()
+            data, number = self._encode(self.state, ""), self.state.number
+            place = self.state.file_number, self.state.position
+        self._syncer.through(*place)
+        checkpoint.write(self.storage, f"{self.directory}/checkpoint", number, data, soft=False)
+
+    def covered_number(self) -> int:
+        """Return the commit before which nothing is needed: two durable checkpoints cover it."""
+        numbers = checkpoint.durable_numbers(self.storage, f"{self.directory}/checkpoint")
+        return numbers[-2] if len(numbers) > 1 else 0
+
     def abandon(self) -> None:
         """In a forked child: let go of what the parent still uses."""
         self._is_closed = self._is_forked = True
@@ -216,10 +246,29 @@ class Ledger(ABC, Generic[State]):
 
     def _read_on(self) -> None:
         self._is_stale = True
-        for commit in self._new_commits():
+        try:
+            commits = self._new_commits()
+        except MissingFile:
+            commits = self._new_commits_from_checkpoint()
+        for commit in commits:
             self.state.apply(commit, self.journal.path)
             self._on_commit(commit)
         self._is_stale = False
+
+    def _new_commits_from_checkpoint(self) -> list[Commit]:
+        """Go on from a newer checkpoint: the files up to there may have been removed as not needed.
+
+        Raises:
+            MissingFile: there is no newer one, so the file is lost.
+        """
+        number, place = self.state.number, self.journal.place
+        self._start_from_checkpoint()
+        if self.state.number <= number:
+            raise MissingFile(
+                self.storage.locate(self.journal.file_path(place[0])), 0, "the file is missing"
+            )
+        self._on_load()
+        return self._new_commits()
 
     def _new_commits(self) -> list[Commit]:
         """Read on; before the first writer of a boot, only as far as it will find all whole."""

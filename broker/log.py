@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from broker.errors import (
     UnknownTopic,
     UnsupportedFormat,
 )
+from broker.maintenance.keeping import Round, TopicMaintenance
 from broker.producer import Producer
 from broker.reader import TopicReader
 from broker.records import TopicPartition
@@ -67,6 +68,9 @@ class TopicDescription:
     config: dict[str, Any]
     given_config: dict[str, Any]
     byte_count: int
+    sealed_byte_count: int
+    sealed_file_count: int
+    sealed_ends: tuple[int, ...]
 
     @property
     def record_count(self) -> int:
@@ -111,6 +115,7 @@ class Log:
         reader = self._open_reader(name)
         try:
             state = reader.refresh()
+            sealed_bytes = sum(file.byte_length for file in state.sealed)
             return TopicDescription(
                 name=name,
                 incarnation=state.incarnation,
@@ -124,7 +129,12 @@ class Log:
                 ),
                 config=dict(state.settings),
                 given_config=dict(state.given),
-                byte_count=sum(file.byte_length for file in state.files) + state.position,
+                byte_count=sealed_bytes
+                + sum(file.byte_length for file in state.files)
+                + state.position,
+                sealed_byte_count=sealed_bytes,
+                sealed_file_count=len(state.sealed),
+                sealed_ends=tuple(state.sealed_ends),
             )
         finally:
             reader.close()
@@ -193,6 +203,29 @@ class Log:
         """Remove what was staged and will never be committed."""
         with self._writing(topic) as open_topic:
             stage.discard(open_topic, staged)
+
+    def maintain(
+        self,
+        topic: str | None = None,
+        *,
+        seal: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> list[TopicMaintenance]:
+        """Do what is due for a topic, or for all: seal, retention, compaction, garbage. Once.
+
+        Args:
+            seal: seal everything that is committed now, due or not.
+            say: told what is being done.
+        """
+        done = []
+        for name in self.topics() if topic is None else [topic]:
+            try:
+                incarnation = self._existing(name)
+                done.append(Round(self._storage, name, incarnation, say=say).run(is_forced=seal))
+            except UnknownTopic:
+                if topic is not None:
+                    raise
+        return done
 
     def verify(self, topic: str | None = None) -> VerifyReport:
         """Read every byte of a topic, or of all, and report all damage.

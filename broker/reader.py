@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,9 @@ from broker import batch as frames_of
 from broker import index
 from broker.arrow_message import SCHEMA, TIMESTAMP_TYPE
 from broker.commit import BY_REFERENCE, LOG_APPEND, Commit, Kind
-from broker.errors import CorruptLog, OffsetOutOfRange, UnknownPartition, UnknownTopic
+from broker.errors import CorruptLog, MissingFile, OffsetOutOfRange, UnknownPartition, UnknownTopic
+from broker.history import Fetched, SealedHistory
+from broker.home import topic_home
 from broker.index import FileIndex, FrameColumns, FrameRef, TailIndex
 from broker.records import CREATE_TIME, LOG_APPEND_TIME, OffsetAndTimestamp, TopicPartition
 from broker.state import JournalFile, TopicState
@@ -28,18 +30,7 @@ _MAP_BYTES_MIN = 1 << 17
 _FILES_KEPT = 2
 _INDEXES_KEPT = 8
 
-
-class Fetched(NamedTuple):
-    """Records of one partition, in order, from `base_offset` on."""
-
-    base_offset: int
-    batch: pa.RecordBatch
-    timestamp_type: int
-    byte_count: int
-
-    @property
-    def end_offset(self) -> int:
-        return self.base_offset + int(self.batch.num_rows)
+Found = TypeVar("Found")
 
 
 class TopicReader:
@@ -52,6 +43,7 @@ class TopicReader:
         self._head: tuple[int, int, FileIndex] | None = None
         self._indexes: OrderedDict[int, FileIndex | TailIndex] = OrderedDict()
         self._files = FrameFiles(storage)
+        self._sealed = SealedHistory(storage, topic_home(name, incarnation).directory)
         self.topic = Topic(storage, name, incarnation, observer=self)
 
     @property
@@ -71,12 +63,27 @@ class TopicReader:
         Raises:
             OffsetOutOfRange: the partition does not hold it: removed, or past the end.
         """
+        return self._retry(lambda: self._fetch(partition, offset, byte_count_max))
+
+    def _retry(self, call: Callable[[], Found]) -> Found:
+        """Do it again if a file is gone: its records may have moved since this reader looked."""
+        try:
+            return call()
+        except MissingFile:
+            self.refresh()
+            return call()
+
+    def _fetch(self, partition: int, offset: int, byte_count_max: int) -> list[Fetched]:
         start, end = self.bounds(partition)
         if not start <= offset <= end:
             place = TopicPartition(self.topic.name, partition)
             raise OffsetOutOfRange(place, offset, start, end)
         if offset == end:
             return []
+        if offset < self.state.sealed_ends[partition]:
+            file = self.state.sealed.holding(partition, offset)
+            if file is not None:
+                return self._sealed.fetch(file, offset, byte_count_max)
         file_number, columns = self._frames_at(partition, offset)
         refs = columns.from_offset(offset, byte_count_max)
         path = self.topic.journal.file_path(file_number)
@@ -86,7 +93,7 @@ class TopicReader:
                 0,
                 f"offset {offset} of partition {partition} is missing",
             )
-        return [self._open_frame(ref, path, offset) for ref in refs]
+        return [self._files.open_frame(ref, self.topic.directory, path, offset) for ref in refs]
 
     def bounds(self, partition: int) -> tuple[int, int]:
         """Return the first offset and the one after the last, as of the last refresh."""
@@ -96,13 +103,27 @@ class TopicReader:
         return state.starts[partition], state.ends[partition]
 
     def offset_for_time(self, partition: int, timestamp: int) -> OffsetAndTimestamp | None:
-        """Return the first record at or after `timestamp` (microseconds), opening one frame."""
+        """Return the first record at or after `timestamp` (microseconds).
+
+        Opens one frame, or one row group of one sealed file.
+        """
+        return self._retry(lambda: self._offset_for_time(partition, timestamp))
+
+    def _offset_for_time(self, partition: int, timestamp: int) -> OffsetAndTimestamp | None:
         start, _end = self.bounds(partition)
+        for file in self.state.sealed.of(partition):
+            if file.max_timestamp >= timestamp and file.end > start:
+                found = self._sealed.first_at_time(file, timestamp, start)
+                if found is not None:
+                    return found
+        start = max(start, self.state.sealed_ends[partition])
         for file_number, columns in self._files_by_time(partition, timestamp, start):
             path = self.topic.journal.file_path(file_number)
             offset = start
             while (ref := columns.first_at_time(timestamp, offset)) is not None:
-                fetched = self._open_frame(ref, path, max(start, ref.base_offset))
+                fetched = self._files.open_frame(
+                    ref, self.topic.directory, path, max(start, ref.base_offset)
+                )
                 stamps = _timestamps(fetched.batch)
                 rows = np.flatnonzero(stamps >= timestamp)
                 if len(rows):
@@ -114,6 +135,7 @@ class TopicReader:
 
     def close(self) -> None:
         self._files.close()
+        self._sealed.close()
         self.topic.close()
 
     def on_load(self, state: TopicState) -> None:
@@ -182,12 +204,23 @@ class TopicReader:
             return self._tail.partition(partition)
         return self._head_index(self.state.number).partition(partition)
 
-    def _open_frame(self, ref: FrameRef, path: str, offset: int) -> Fetched:
-        try:
-            return self._files.open_frame(ref, self.topic.directory, path, offset)
-        except MissingFile:
-            self.refresh()  # Gone with its topic: that is the better thing to say.
-            raise
+    def data_files(self) -> set[str]:
+        """Return the names of all files under `data/` that commits of the journal name."""
+        names = set()
+        for file in self.state.files:
+            names |= index.load(
+                self._storage,
+                self.topic.directory,
+                incarnation=self.topic.incarnation,
+                file_number=file.first_number,
+                end_number=file.end_number,
+                byte_length=file.byte_length,
+            ).data_files()
+        return names | self._head_index(self.state.number).data_files()
+
+    def byte_count(self, file: JournalFile, partition: int, start: int, end: int) -> int:
+        """Return how many bytes the frames that hold [start, end) have, as stored."""
+        return int(self.frames_of(file, partition, start).lengths(start, end).sum())
 
     def _head_index(self, end_number: int = 0) -> FileIndex:
         """Return the frames of the growing file that were there before this reader came.
@@ -252,7 +285,8 @@ class FrameFiles:
             batch = pa.RecordBatch.from_arrays([*batch.columns[:3], stamps], schema=SCHEMA)
         if offset > ref.base_offset:
             batch = batch.slice(offset - ref.base_offset)
-        return Fetched(max(offset, ref.base_offset), batch, kind, ref.byte_length)
+        first = max(offset, ref.base_offset)
+        return Fetched(first, first + batch.num_rows, batch, kind, ref.byte_length)
 
     def close(self) -> None:
         for file in self._files.values():
@@ -270,10 +304,6 @@ class FrameFiles:
         if len(self._files) > _FILES_KEPT:
             self._files.popitem(last=False)[1].close()
         return file
-
-
-class MissingFile(CorruptLog):
-    """A file that the journal names is not there."""
 
 
 def _read(file: AppendFile, ref: FrameRef) -> pa.Buffer:

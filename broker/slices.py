@@ -13,32 +13,34 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from broker import index
-from broker.errors import CorruptLog, OffsetOutOfRange
-from broker.index import FileIndex, FrameColumns, FrameRef
+from broker.errors import CorruptLog, MissingFile, OffsetOutOfRange
+from broker.history import Fetched, Offsets, SealedHistory
+from broker.index import FileIndex, FrameRef
 from broker.reader import FrameFiles, TopicReader, offset_at
 from broker.records import TopicPartition
+from broker.sealed import SealedFile
 from broker.state import JournalFile
 from broker.storage import LocalStorage, open_storage
 
 _INDEXES_KEPT = 4
+_FETCH_BYTES = 8 << 20
 # Frames that a plan names one by one; over more of them only offsets and files.
 _FRAMES_NAMED_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """The records [start, end) of one partition that lie in one journal file."""
+    """The records [start, end) of one partition that lie in one journal file or sealed file."""
 
     topic: str
     incarnation: int
     partition: int
     start: int
     end: int
-    file: JournalFile
+    file: JournalFile | SealedFile
     byte_count: int
     frames: tuple[FrameRef, ...] = ()
 
@@ -48,13 +50,17 @@ class FileSlice:
 
 
 class SliceBatch(NamedTuple):
-    """Records of one partition, in order, from `base_offset` on."""
+    """Records of one partition, in order, from `base_offset` on.
+
+    `offsets` is None where each record's offset is the one before it plus one.
+    """
 
     topic: str
     partition: int
     base_offset: int
     timestamp_type: int
     batch: pa.RecordBatch
+    offsets: Offsets | None = None
 
 
 def plan(reader: TopicReader, ranges: Mapping[int, tuple[int, int]]) -> list[FileSlice]:
@@ -72,13 +78,18 @@ def plan(reader: TopicReader, ranges: Mapping[int, tuple[int, int]]) -> list[Fil
 
 
 def _slices(reader: TopicReader, ranges: Mapping[int, tuple[int, int]]) -> Iterator[FileSlice]:
+    sealed_ends = reader.state.sealed_ends
+    for partition, (start, end) in ranges.items():
+        for sealed in reader.state.sealed.of(partition) if start < sealed_ends[partition] else ():
+            if max(start, sealed.start) < min(end, sealed.end):
+                yield _sealed_slice(reader, sealed, max(start, sealed.start), min(end, sealed.end))
     files = list(reader.journal_files())
     for file, after in zip(files, [*files[1:], None], strict=True):
         for partition, (start, end) in ranges.items():
-            first = max(start, offset_at(file.start_offsets, partition))
+            first = max(start, offset_at(file.start_offsets, partition), sealed_ends[partition])
             last = end if after is None else min(end, offset_at(after.start_offsets, partition))
             if first < last:
-                lengths = _lengths(reader.frames_of(file, partition, first), first, last)
+                lengths = reader.frames_of(file, partition, first).lengths(first, last)
                 yield FileSlice(
                     topic=reader.topic.name,
                     incarnation=reader.topic.incarnation,
@@ -88,6 +99,12 @@ def _slices(reader: TopicReader, ranges: Mapping[int, tuple[int, int]]) -> Itera
                     file=file._replace(start_offsets=()),
                     byte_count=int(lengths.sum()),
                 )
+
+
+def _sealed_slice(reader: TopicReader, file: SealedFile, start: int, end: int) -> FileSlice:
+    topic = reader.topic
+    share = file.byte_length * (end - start) // (file.end - file.start)
+    return FileSlice(topic.name, topic.incarnation, file.partition, start, end, file, max(share, 1))
 
 
 def pack(
@@ -125,8 +142,10 @@ def _cut(
     """Take the front of a slice: whole frames, but for the bound on records."""
     if piece.byte_count <= bytes_max and piece.record_count <= records_max:
         return piece, None
+    if isinstance(piece.file, SealedFile):
+        return _cut_sealed(piece, reader, bytes_max, records_max)
     columns = reader.frames_of(piece.file, piece.partition, piece.start)
-    lengths = _lengths(columns, piece.start, piece.end)
+    lengths = columns.lengths(piece.start, piece.end)
     first = columns.find(piece.start)
     rows = slice(first, first + len(lengths))
     ends = np.asarray(columns.base[rows]) + np.asarray(columns.count[rows])
@@ -137,9 +156,22 @@ def _cut(
     front = replace(piece, end=middle)
     back = replace(piece, start=middle)
     return tuple(  # type: ignore[return-value]
-        replace(part, byte_count=int(_lengths(columns, part.start, part.end).sum()))
+        replace(part, byte_count=int(columns.lengths(part.start, part.end).sum()))
         for part in (front, back)
     )
+
+
+def _cut_sealed(
+    piece: FileSlice, reader: TopicReader, bytes_max: int, records_max: int
+) -> tuple[FileSlice, FileSlice | None]:
+    """Take the front of a slice of a sealed file; its records are taken to be of like size."""
+    assert isinstance(piece.file, SealedFile)
+    fitting = piece.record_count * bytes_max // piece.byte_count
+    middle = piece.start + max(1, min(fitting, records_max))
+    if middle >= piece.end:
+        return piece, None
+    front = _sealed_slice(reader, piece.file, piece.start, middle)
+    return front, _sealed_slice(reader, piece.file, middle, piece.end)
 
 
 def _with_frames(tasks: list[list[FileSlice]], reader: TopicReader) -> list[list[FileSlice]]:
@@ -149,6 +181,9 @@ def _with_frames(tasks: list[list[FileSlice]], reader: TopicReader) -> list[list
     for task in tasks:
         named.append([])
         for piece in task:
+            if isinstance(piece.file, SealedFile):
+                named[-1].append(piece)
+                continue
             columns = reader.frames_of(piece.file, piece.partition, piece.start)
             first, last = columns.find(piece.start), columns.find(piece.end - 1)
             frame_count += last + 1 - first
@@ -159,38 +194,87 @@ def _with_frames(tasks: list[list[FileSlice]], reader: TopicReader) -> list[list
     return named
 
 
-def _lengths(columns: FrameColumns, start: int, end: int) -> npt.NDArray[np.int64]:
-    """Return the byte lengths of the frames that hold [start, end)."""
-    first, last = columns.find(start), columns.find(end - 1)
-    return np.asarray(columns.length[first : last + 1], np.int64)
-
-
 def read(root: str, slices: Sequence[FileSlice]) -> Iterator[SliceBatch]:
-    """Open the records of slices, frame by frame."""
+    """Open the records of slices, frame by frame or row group by row group.
+
+    A plan may be old: records that were sealed, merged or compacted since are read from where they
+    are now.
+    """
     storage = open_storage(root)
+    for piece in slices:
+        offset = piece.start
+        try:
+            for batch, end in _read_slice(storage, piece):
+                yield batch
+                offset = end
+        except MissingFile:
+            yield from _read_elsewhere(storage, piece, offset)
+
+
+def _read_slice(storage: LocalStorage, piece: FileSlice) -> Iterator[tuple[SliceBatch, int]]:
+    """Yield batches, and the offset behind each."""
+    directory = f"topics/{piece.topic}/{piece.incarnation}"
+    if isinstance(piece.file, SealedFile):
+        history = SealedHistory(storage, directory)
+        try:
+            for fetched in history.read(piece.file, piece.start, piece.end):
+                yield _batch(piece, fetched), fetched.end_offset
+        finally:
+            history.close()
+        return
     files = FrameFiles(storage)
     try:
-        for piece in slices:
-            yield from _read_slice(storage, files, piece)
+        for fetched in _read_frames(storage, files, directory, piece):
+            yield _batch(piece, fetched), fetched.end_offset
     finally:
         files.close()
 
 
-def _read_slice(storage: LocalStorage, files: FrameFiles, piece: FileSlice) -> Iterator[SliceBatch]:
-    directory = f"topics/{piece.topic}/{piece.incarnation}"
-    path = f"{directory}/journal/{piece.file.first_number:020d}.log"
+def _read_frames(
+    storage: LocalStorage, files: FrameFiles, directory: str, piece: FileSlice
+) -> Iterator[Fetched]:
+    path = f"{directory}/journal/{piece.file[0]:020d}.log"
     offset = piece.start
     for ref in piece.frames or _frames(storage, directory, piece):
         if not ref.base_offset <= offset < ref.end_offset:
             raise CorruptLog(storage.locate(path), ref.byte_start, f"offset {offset} is missing")
         fetched = files.open_frame(ref, directory, path, offset)
-        batch = fetched.batch
-        if fetched.end_offset > piece.end:
-            batch = batch.slice(0, piece.end - offset)
-        yield SliceBatch(piece.topic, piece.partition, offset, fetched.timestamp_type, batch)
-        offset += batch.num_rows
+        fetched = fetched.before(piece.end)
+        yield fetched
+        offset = fetched.end_offset
     if offset != piece.end:
         raise CorruptLog(storage.locate(path), 0, f"offset {offset} is missing")
+
+
+def _read_elsewhere(storage: LocalStorage, piece: FileSlice, offset: int) -> Iterator[SliceBatch]:
+    """Ask the log of now where the rest of a slice is."""
+    reader = TopicReader(storage, piece.topic, piece.incarnation)
+    try:
+        reader.refresh()
+        while offset < piece.end:
+            low, high = reader.bounds(piece.partition)
+            if not low <= offset < high:
+                place = TopicPartition(piece.topic, piece.partition)
+                raise OffsetOutOfRange(place, offset, low, high)
+            for fetched in reader.fetch(piece.partition, offset, _FETCH_BYTES):
+                fetched = fetched.before(piece.end)
+                offset = fetched.end_offset
+                yield _batch(piece, fetched)
+                if offset >= piece.end:
+                    return
+    finally:
+        reader.close()
+
+
+def _batch(piece: FileSlice, fetched: Fetched) -> SliceBatch:
+    return SliceBatch(
+        piece.topic,
+        piece.partition,
+        fetched.base_offset,
+        fetched.timestamp_type,
+        fetched.batch,
+        fetched.offsets,
+    )
 
 
 def _frames(storage: LocalStorage, directory: str, piece: FileSlice) -> Iterator[FrameRef]:
@@ -206,6 +290,7 @@ _indexes: OrderedDict[tuple[str, str, int, int], FileIndex] = OrderedDict()
 
 
 def _index(storage: LocalStorage, directory: str, piece: FileSlice) -> FileIndex:
+    assert isinstance(piece.file, JournalFile)
     key = storage.root, directory, piece.file.first_number, piece.file.end_number
     found = _indexes.get(key)
     if found is None:

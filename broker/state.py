@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 from broker.commit import ROW, TRANSACTIONAL, Author, Commit, Kind
 from broker.config import topic_settings
 from broker.errors import CorruptLog, ProducerFenced, SequenceError
+from broker.sealed import SealedFile, SealedFiles
 
 PRODUCER_EXPIRY_MS = 7 * 86_400_000
+# How long the state remembers a file that nothing names and that should have been removed by then.
+RETIRED_KEPT_MS = 7 * 86_400_000
 
 
 class ProducerEntry(NamedTuple):
@@ -36,13 +39,17 @@ class TransactionEntry(NamedTuple):
 
 
 class JournalFile(NamedTuple):
-    """A journal file that is complete: commits [first_number, end_number)."""
+    """A journal file that is complete: commits [first_number, end_number).
+
+    `time` is that of its first commit, in milliseconds; 0 where it is not known.
+    """
 
     first_number: int
     end_number: int
     byte_length: int
     max_timestamp: int
     start_offsets: tuple[int, ...]
+    time: int = 0
 
 
 @dataclass(slots=True)
@@ -63,7 +70,12 @@ class TopicState:
     file_number: int = 0
     file_starts: tuple[int, ...] = ()
     file_max_timestamp: int = -1
+    file_time: int = 0
     position: int = 0
+    sealed: SealedFiles = field(default_factory=SealedFiles)
+    sealed_ends: list[int] = field(default_factory=list)
+    cleaned_ends: list[int] = field(default_factory=list)
+    retired: dict[str, int] = field(default_factory=dict)
     is_deleted: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -76,6 +88,8 @@ class TopicState:
 
     def apply(self, commit: Commit, path: str) -> None:
         """Move on by one commit; its number and position were checked when it was read."""
+        if not self.file_time:
+            self.file_time = commit.time
         if commit.kind is Kind.APPEND:
             self._append(commit, path)
         else:
@@ -92,6 +106,8 @@ class TopicState:
     ) -> None:  # fmt: skip
         """Move on by an append of one frame that this process has just written itself."""
         token, producer_id, sequence, epoch, is_transactional = author
+        if not self.file_time:
+            self.file_time = time
         self.ends[partition] += record_count
         if newest > self.file_max_timestamp:
             self.file_max_timestamp = newest
@@ -172,8 +188,8 @@ class TopicState:
     def _configure(self, commit: Commit) -> None:
         details = commit.details()
         added = details.get("partitions", len(self.ends)) - len(self.ends)
-        self.starts += [0] * added
-        self.ends += [0] * added
+        for offsets in (self.starts, self.ends, self.sealed_ends, self.cleaned_ends):
+            offsets += [0] * added
         self.given = details.get("config", self.given)
         self.settings = topic_settings(self.given)
         if commit.kind is Kind.CREATE:
@@ -182,6 +198,43 @@ class TopicState:
     def _truncate(self, commit: Commit) -> None:
         for partition, start in commit.details()["starts"].items():
             self.starts[int(partition)] = max(self.starts[int(partition)], start)
+        gone = [file.name for file in self.sealed if file.end <= self.starts[file.partition]]
+        self._retire(self.sealed.replace(gone, []), commit.time)
+
+    def _seal(self, commit: Commit) -> None:
+        details = commit.details()
+        added = [SealedFile(*row) for row in details["added"]]
+        self._retire(self.sealed.replace(details.get("removed", []), added), commit.time)
+        for file in added:
+            self.sealed_ends[file.partition] = max(self.sealed_ends[file.partition], file.end)
+        for partition, end in details.get("cleaned", {}).items():
+            self.cleaned_ends[int(partition)] = end
+
+    def _retire(self, files: list[SealedFile], time: int) -> None:
+        """Note when files stopped being named, and forget those that are long gone."""
+        forgotten = time - RETIRED_KEPT_MS - self.settings["table.delete.delay.ms"]
+        self.retired = {name: since for name, since in self.retired.items() if since >= forgotten}
+        self.retired |= {f"sealed/{file.name}": time for file in files}
+        for journal_file in self.freed_files():
+            self.retired.setdefault(f"journal/{journal_file.first_number}", time)
+
+    def freed_files(self) -> list[JournalFile]:
+        """Return the first journal files, as far as all their records are sealed or removed."""
+        freed = []
+        ends = [*(file.start_offsets for file in self.files), self.file_starts][1:]
+        needed = [max(pair) for pair in zip(self.starts, self.sealed_ends, strict=True)]
+        for file, end in zip(self.files, ends, strict=True):
+            if any(offset > free for offset, free in zip(end, needed, strict=False)):
+                break
+            freed.append(file)
+        return freed
+
+    def _trim(self, commit: Commit) -> None:
+        before = commit.details()["before"]
+        for file in self.files:
+            if file.first_number < before:
+                self.retired.pop(f"journal/{file.first_number}", None)
+        self.files = [file for file in self.files if file.first_number >= before]
 
     def _delete(self, commit: Commit) -> None:
         self.is_deleted = True
@@ -194,6 +247,7 @@ class TopicState:
                 commit.position + commit.length,
                 self.file_max_timestamp,
                 self.file_starts,
+                self.file_time,
             )
         )
 
@@ -201,6 +255,7 @@ class TopicState:
         self.file_number = self.number
         self.file_starts = tuple(self.ends)
         self.file_max_timestamp = -1
+        self.file_time = 0
         self.position = 0
 
     def _recover(self, commit: Commit) -> None:
@@ -221,4 +276,6 @@ _APPLY = {
     Kind.END_OF_FILE: TopicState._end_file,
     Kind.RECOVER: TopicState._recover,
     Kind.EXPIRE: TopicState._expire,
+    Kind.SEAL: TopicState._seal,
+    Kind.TRIM: TopicState._trim,
 }

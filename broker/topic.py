@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from broker import checkpoint, index
 from broker.batch import Frame
-from broker.commit import Author, Commit, Kind, Placeable, pack, pack_one
+from broker.commit import Author, Commit, FramePlace, Kind, Placeable, pack, pack_one
 from broker.errors import AlreadyExists as NameTaken
 from broker.errors import InvalidRecord, OffsetOutOfRange, TopicExists, UnknownPartition
 from broker.home import topic_home
 from broker.ledger import Appended, CompleteFile, Ledger, new_token
+from broker.naming import may_be_named
 from broker.records import TopicPartition
+from broker.sealed import SealedFile, fits
 from broker.state import TopicState
 from broker.storage import LocalStorage
 from broker.synced import Synced
@@ -135,6 +137,45 @@ class Topic(Ledger[TopicState]):
 
         return self._change(Kind.TRUNCATE, change)
 
+    def seal(
+        self, added: Sequence[SealedFile], removed: Sequence[str], cleaned: dict[int, int]
+    ) -> bool:
+        """Let files hold what the journal, or the files `removed`, held until now.
+
+        Returns:
+            False if the state has changed so that they no longer fit; then nothing was committed.
+        """
+        self._lock()
+        try:
+            if not fits(self.state, added, removed) or not self._may_name(
+                file.name for file in added
+            ):
+                return False
+            details: dict[str, Any] = {"added": [list(file) for file in added]}
+            if removed:
+                details["removed"] = list(removed)
+            if cleaned:
+                details["cleaned"] = {str(number): end for number, end in cleaned.items()}
+            self._commit(Kind.SEAL, Author(new_token()), details=details)
+            place = self.state.file_number, self.state.position
+        finally:
+            self._unlock()
+        self._syncer.through(*place)
+        return True
+
+    def end_file(self) -> None:
+        """Begin a new journal file, so that the present one can be sealed."""
+        self._lock()
+        try:
+            self._roll()
+        finally:
+            self._unlock()
+        self.finish_background_work()
+
+    def trim(self, before: int) -> None:
+        """Forget the journal files before this one: all their records are sealed or removed."""
+        self._change(Kind.TRIM, lambda state: {"before": before})
+
     def delete(self) -> None:
         """Commit the end of this incarnation, then remove its files."""
         self._change(Kind.DELETE, lambda state: {})
@@ -152,6 +193,12 @@ class Topic(Ledger[TopicState]):
             partition, frame = frames[0]
             if type(frame) is Frame:
                 return self._append_one(partition, frame, author)
+        files = {frame.file for _, frame in frames if isinstance(frame, FramePlace)}
+        if not self._may_name(files):
+            raise InvalidRecord(
+                f"records for {self.name!r} were staged more than three days ago, and their files "
+                "may be gone; write them again"
+            )
         ends = self.state.ends
         placed = []
         next_offsets: dict[int, int] = {}
@@ -184,6 +231,11 @@ class Topic(Ledger[TopicState]):
     @property
     def _is_log_append(self) -> bool:
         return bool(self.state.settings["message.timestamp.type"] == LOG_APPEND_TIME)
+
+    def _may_name(self, names: Iterable[str]) -> bool:
+        """Tell whether files are so young that no cleaner takes them for garbage."""
+        now = max(self._clock() // 1_000_000, self.state.time)
+        return all(may_be_named(name, now) for name in names)
 
     def _check_partition(self, partition: int) -> None:
         if not 0 <= partition < self.state.partition_count:

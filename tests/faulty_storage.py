@@ -7,11 +7,13 @@ reaches the disk. `bury` lets go of files and locks, as the kernel does for a de
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 from broker.errors import DiskFull, OutcomeUnknown
 from broker.storage import AppendFile, FileLock, LocalStorage
@@ -159,6 +161,17 @@ class FaultyStorage(LocalStorage):
         self.fuse.change("create", lambda: whole(path, data, sync=False), half, len(data))
         if sync:
             self.sync_directory(os.path.dirname(path))
+
+    @contextmanager
+    def create_stream(self, path: str) -> Iterator[BinaryIO]:
+        """Dies when the file is complete: half-way it is a temporary file that nobody sees."""
+        content = io.BytesIO()
+        yield content
+        self.create(path, content.getvalue())
+
+    def link(self, path: str, to: str) -> None:
+        whole = super().link
+        self.fuse.change("link", lambda: whole(path, to))
 
     def overwrite(self, path: str, data: bytes) -> None:
         whole = super().overwrite

@@ -100,7 +100,7 @@ def test_an_ended_file_is_remembered_with_what_it_holds() -> None:
     story.append(0)
     end = story.tell(Kind.END_OF_FILE)
     (file,) = story.state.files
-    assert file == (0, 3, end.position + end.length, 5000, (0, 0))
+    assert file == (0, 3, end.position + end.length, 5000, (0, 0), 1000)
     assert (story.state.file_number, story.state.position) == (3, 0)
     assert (story.state.file_starts, story.state.file_max_timestamp) == ((2, 0), -1)
 

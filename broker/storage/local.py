@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from broker.errors import (
     AlreadyExists,
@@ -81,6 +82,37 @@ class LocalStorage:
             _remove_quietly(temporary)
         if sync:
             self.sync_directory(os.path.dirname(path))
+
+    @contextmanager
+    def create_stream(self, path: str) -> Iterator[BinaryIO]:
+        """Write a file piece by piece; it appears, durable, when the block ends without error."""
+        target = self.locate(path)
+        temporary = os.path.join(os.path.dirname(target), TEMPORARY + uuid.uuid4().hex)
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, target)
+        except FileExistsError:
+            raise AlreadyExists(f"{target} exists already") from None
+        except OSError as error:
+            raise translate(error, target) from error
+        finally:
+            _remove_quietly(temporary)
+        self.sync_directory(os.path.dirname(path))
+
+    def link(self, path: str, to: str) -> None:
+        """Let a file have a second name; that it has it already is fine."""
+        target = self.locate(to)
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.link(self.locate(path), target)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise translate(error, target) from error
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Replace the bytes at `path` in place: only for small hints that carry a checksum."""

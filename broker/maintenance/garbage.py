@@ -1,0 +1,118 @@
+"""Removing files that nothing names any more, after a time of grace, and those nothing ever named.
+
+Journal files go in this order: a checkpoint, a `trim` commit, another checkpoint, then the files.
+So two checkpoints cover what is removed, and a crash leaves files that the next cleaner finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+
+from broker import index
+from broker.errors import LogError
+from broker.naming import is_garbage
+from broker.reader import TopicReader
+from broker.state import JournalFile, TopicState
+from broker.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+TABLE = "table"
+SEALED = "sealed"
+
+
+@dataclass(slots=True)
+class Removed:
+    """What was removed: relative paths and their bytes."""
+
+    paths: list[str] = field(default_factory=list)
+
+
+def clean(topic: Topic, reader: TopicReader, now: int) -> Removed:
+    """Remove what is not needed any more. `reader` is of the same topic."""
+    removed = Removed()
+    _trim(topic, now)
+    state = topic.refresh()
+    _remove_journal_files(topic, state, removed)
+    _remove_sealed(topic, state, now, removed)
+    _remove_unnamed_data(topic, reader, removed)
+    return removed
+
+
+def _trim(topic: Topic, now: int) -> None:
+    state = topic.refresh()
+    delay = state.settings["file.delete.delay.ms"]
+    gone: list[JournalFile] = []
+    for file in state.freed_files():
+        if now - state.retired.get(f"journal/{file.first_number}", now) < delay:
+            break
+        gone.append(file)
+    if gone:
+        topic.write_checkpoint()
+        topic.trim(gone[-1].end_number)
+        topic.write_checkpoint()
+
+
+def _remove_journal_files(topic: Topic, state: TopicState, removed: Removed) -> None:
+    """Remove the files before the first one that the state names, if two checkpoints cover that."""
+    first = state.files[0].first_number if state.files else state.file_number
+    storage, directory = topic.storage, topic.directory
+    old = [name for name in storage.list(f"{directory}/journal") if int(name[:20]) < first]
+    if not old or topic.covered_number() < first:
+        return
+    for name in old:
+        for data in _data_files(topic, int(name[:20])):
+            _remove(topic, f"data/{data}", removed)
+        _remove(topic, f"journal/{name}", removed)
+        _remove(topic, f"index/{name[:20]}.arrow", removed)
+
+
+def _data_files(topic: Topic, file_number: int) -> set[str]:
+    """Return the data files that a journal file names; without its index they become garbage."""
+    path = index.index_path(topic.directory, file_number)
+    data = topic.storage.read(path)
+    if data is None:
+        return set()
+    try:
+        return index.FileIndex.decode(data, topic.storage.locate(path)).data_files()
+    except LogError as error:
+        logger.warning("%s Its data files are removed later.", error)
+        return set()
+
+
+def _remove_sealed(topic: Topic, state: TopicState, now: int, removed: Removed) -> None:
+    delay = state.settings["table.delete.delay.ms"]
+    for path, since in state.retired.items():
+        if path.startswith(f"{SEALED}/") and now - since >= delay:
+            _remove(topic, path, removed)
+            _remove(topic, TABLE + path.removeprefix(SEALED), removed)
+    named = {file.name for file in state.sealed}
+    for folder in topic.storage.list(f"{topic.directory}/{SEALED}"):
+        for file in topic.storage.list(f"{topic.directory}/{SEALED}/{folder}"):
+            name = f"{folder}/{file}"
+            is_known = name in named or f"{SEALED}/{name}" in state.retired
+            if not is_known and is_garbage(name, state.time):
+                _remove(topic, f"{SEALED}/{name}", removed)
+                _remove(topic, f"{TABLE}/{name}", removed)
+
+
+def _remove_unnamed_data(topic: Topic, reader: TopicReader, removed: Removed) -> None:
+    """Remove files of tasks whose commit never came."""
+    names = topic.storage.list(f"{topic.directory}/data")
+    old = {name for name in names if is_garbage(name, topic.state.time)}
+    if not old:
+        return
+    reader.refresh()
+    for name in sorted(old - reader.data_files()):
+        _remove(topic, f"data/{name}", removed)
+
+
+def _remove(topic: Topic, path: str, removed: Removed) -> None:
+    """Remove one file; what cannot be removed now is tried again next time."""
+    full = f"{topic.directory}/{path}"
+    with contextlib.suppress(LogError):
+        if topic.storage.exists(full):
+            topic.storage.remove(full)
+            removed.paths.append(path)

@@ -1,0 +1,140 @@
+"""One round of maintenance of one topic: what is due now, in an order that frees the most.
+
+A lock keeps two from doing the same work; a dead holder loses it. It only saves work: correctness
+comes from the check at each commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from broker.errors import LockTimeout
+from broker.maintenance import garbage, retention, sealing
+from broker.maintenance.sealing import Stopped, Unit
+from broker.reader import TopicReader
+from broker.storage import LocalStorage
+from broker.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class TopicMaintenance:
+    """What one round did to a topic. `is_held`: somebody else is at it, so nothing was done."""
+
+    topic: str
+    sealed_records: int = 0
+    sealed_files: int = 0
+    merged_files: int = 0
+    removed_records: int = 0
+    removed_files: list[str] = field(default_factory=list)
+    is_held: bool = False
+
+
+class Round:
+    """Maintains one topic incarnation once."""
+
+    def __init__(
+        self,
+        storage: LocalStorage,
+        name: str,
+        incarnation: int,
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+        say: Progress = lambda text: None,
+    ) -> None:
+        """Args:
+        is_stopped: asked now and then; true ends the round early, with nothing half done.
+        say: told what is being done.
+        """
+        self._storage = storage
+        self._name = name
+        self._incarnation = incarnation
+        self._is_stopped = is_stopped
+        self._say = say
+        self.done = TopicMaintenance(name)
+
+    def run(self, *, is_forced: bool = False) -> TopicMaintenance:
+        """Do what is due; `is_forced` seals everything that is committed, due or not."""
+        with hold(self._storage, self._name) as is_ours:
+            if not is_ours:
+                self.done.is_held = True
+                return self.done
+            topic = Topic(self._storage, self._name, self._incarnation, write=True)
+            reader = TopicReader(self._storage, self._name, self._incarnation)
+            try:
+                with contextlib.suppress(Stopped):
+                    self._run(topic, reader, is_forced)
+            finally:
+                reader.close()
+                topic.close()
+        return self.done
+
+    def _run(self, topic: Topic, reader: TopicReader, is_forced: bool) -> None:
+        self._end_file_if_due(topic, is_forced)
+        self._apply_retention(topic, reader)
+        # Only what survives a power cut may be sealed: the journal's copy goes some day.
+        topic.sync()
+        for unit in sealing.plan(reader.refresh(), self._now(), is_forced=is_forced):
+            self._seal(topic, reader, unit)
+        for unit in sealing.plan_merges(reader.refresh()):
+            self._seal(topic, reader, unit)
+        self.done.removed_files += garbage.clean(topic, reader, self._now()).paths
+
+    def _end_file_if_due(self, topic: Topic, is_forced: bool) -> None:
+        state, now = topic.refresh(), self._now()
+        has_records = state.ends != [
+            *state.file_starts, *[0] * (state.partition_count - len(state.file_starts))
+        ]  # fmt: skip
+        is_due = sealing.is_roll_due(state, now) or retention.is_roll_due(state, now)
+        if has_records and (is_forced or is_due):
+            topic.end_file()
+
+    def _apply_retention(self, topic: Topic, reader: TopicReader) -> None:
+        state = reader.refresh()
+        starts = retention.plan(reader, self._now())
+        if starts:
+            self._say("removing old records")
+            self.done.removed_records += sum(
+                start - state.starts[partition] for partition, start in starts.items()
+            )
+            topic.truncate(starts)
+
+    def _seal(self, topic: Topic, reader: TopicReader, unit: Unit) -> None:
+        self._say(f"sealing partition {unit.partition}, offsets {unit.start:,} to {unit.end:,}")
+        written = sealing.write(reader, unit, self._is_stopped)
+        if not topic.seal(written, unit.removed, {}):
+            logger.info("others changed what was being sealed of %s: nothing done", unit)
+            sealing.discard(reader, written)
+        elif unit.removed:
+            self.done.merged_files += len(unit.removed)
+        else:
+            self.done.sealed_files += len(written)
+            self.done.sealed_records += sum(file.record_count for file in written)
+        reader.refresh()
+
+    def _now(self) -> int:
+        return self._storage.clock() // 1_000_000
+
+
+@contextlib.contextmanager
+def hold(storage: LocalStorage, topic: str) -> Iterator[bool]:
+    """Be the only one who maintains a topic; yields false if another one is."""
+    # No topic has such a name, so no topic has such a lock.
+    lock = storage.lock(f"maintain={topic}")
+    try:
+        lock.acquire(timeout_ms=0)
+    except LockTimeout:
+        lock.close()
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+        lock.close()
