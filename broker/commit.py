@@ -69,6 +69,8 @@ class Kind(IntEnum):
     EXPIRE = 8
     SEAL = 9
     TRIM = 10
+    # Numbers from 32 on are those of groups.
+    POSITION = 37
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -9,6 +9,9 @@ LogError
 ├── UnknownTopic             no such topic, or deleted
 ├── TopicExists
 ├── UnknownPartition
+├── InvalidGroupName
+├── UnknownGroup             no such consumer group, or deleted
+├── GroupNotEmpty            only possible while a group has no members
 ├── InvalidRecord            wrong type, wrong columns, or no key where one is needed
 │   └── RecordTooLarge
 ├── OffsetOutOfRange         the partition does not hold this offset
@@ -120,6 +123,43 @@ class UnknownPartition(LogError):
         return (
             f"topic {topic!r} has no partition {partition}; it has {count}, numbered 0 to "
             f"{count - 1}. Use one of these, or add partitions."
+        )
+
+
+class InvalidGroupName(LogError):
+    """A group name that no file can be named after."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+
+    def __str__(self) -> str:
+        name, reason = self.args
+        shown = name if len(name) <= 60 else name[:57] + "..."
+        return f"group name {shown!r} {reason}; use 1 to 240 bytes of text"
+
+
+class UnknownGroup(LogError):
+    """The consumer group does not exist, or was deleted under its user."""
+
+    def __init__(self, group: str, detail: str = "does not exist", hint: str = "") -> None:
+        super().__init__(group, detail, hint)
+
+    def __str__(self) -> str:
+        group, detail, hint = self.args
+        return f"group {group!r} {detail}" + (f"; {hint}" if hint else "")
+
+
+class GroupNotEmpty(LogError):
+    """Something that only an empty group allows was asked of one with members."""
+
+    def __init__(self, group: str, member_count: int, what: str) -> None:
+        super().__init__(group, member_count, what)
+
+    def __str__(self) -> str:
+        group, count, what = self.args
+        return (
+            f"group {group!r} has {count} active member{'s' if count != 1 else ''}: cannot {what}. "
+            "Stop its consumers first, or use another group."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import uuid
@@ -21,11 +20,12 @@ from broker.errors import (
     LogError,
     LogNotFound,
     NotALog,
-    StorageError,
     TopicExists,
     UnknownTopic,
     UnsupportedFormat,
 )
+from broker.group import Groups
+from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
 from broker.maintenance.keeping import Round, TopicMaintenance
 from broker.producer import Producer
 from broker.reader import TopicReader
@@ -84,6 +84,7 @@ class Log:
         self._storage = storage
         self.root = storage.root
         self.cluster_id = _open_mark(storage, create=create)
+        self._groups = Groups(storage, self._open_topic)
 
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
@@ -101,10 +102,10 @@ class Log:
         if is_there:
             if not self._is_deleted(name, incarnation):
                 raise TopicExists(name)
-            topics.remove_deleted(self._storage, name, incarnation)
+            remove_deleted(self._storage, topic_home(name, incarnation))
             incarnation += 1
         topics.create(self._storage, name, incarnation, partitions=partitions, config=settings)
-        self._remove_leftovers(name, incarnation)
+        remove_leftovers(self._storage, topic_home(name, incarnation))
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
@@ -179,6 +180,23 @@ class Log:
         """Return a consumer of these topics; see `broker.config.ConsumerOptions`."""
         parsed = parse_options(ConsumerOptions, "consumer", options)
         return Consumer(Catalog(self._storage, self.topics, self._open_reader), topics, parsed)
+
+    def groups(self) -> list[str]:
+        """Return the names of all consumer groups."""
+        return self._groups.names()
+
+    def group_positions(self, group: str) -> dict[TopicPartition, int]:
+        """Return the offset at which a group goes on in each partition; {} for no such group."""
+        positions = self._groups.positions(group)
+        return {place: position.offset for place, position in positions.items()}
+
+    def publish_positions(self, group: str, positions: Mapping[TopicPartition, int]) -> None:
+        """Commit positions for a group, made if it is absent, on behalf of somebody outside it.
+
+        Raises:
+            GroupNotEmpty: it has members, and the positions are theirs to commit.
+        """
+        self._groups.publish(group, positions)
 
     def reader(self, topic: str) -> TopicReader:
         """Return a reader of one topic: offsets, look-ups by time, plans. Close it after use."""
@@ -265,6 +283,9 @@ class Log:
     def _open_writer(self, name: str) -> Topic:
         return Topic(self._storage, name, self._existing(name), write=True)
 
+    def _open_topic(self, name: str) -> Topic:
+        return Topic(self._storage, name, self._existing(name))
+
     def _open_reader(self, name: str) -> TopicReader:
         return TopicReader(self._storage, name, self._existing(name))
 
@@ -277,20 +298,7 @@ class Log:
 
     def _incarnation(self, name: str) -> tuple[int, bool]:
         """Return the newest incarnation and whether it is there, or the next free number."""
-        newest, deleted = 0, 0
-        for entry in self._storage.list(f"topics/{name}"):
-            number, _, suffix = entry.partition(".")
-            if not number.isdigit():
-                continue
-            if suffix == "deleted":
-                deleted = max(deleted, int(number))
-            elif not suffix:
-                newest = max(newest, int(number))
-        if newest <= deleted:
-            return deleted + 1, False
-        if self._storage.list(f"topics/{name}/{newest}/journal"):
-            return newest, True
-        return newest, False
+        return newest_incarnation(self._storage, f"topics/{name}")
 
     def _is_deleted(self, name: str, incarnation: int) -> bool:
         """Tell whether a delete was committed and its files were not removed any more."""
@@ -317,18 +325,6 @@ class Log:
         if cluster_id != self.cluster_id:
             return (Damage(path, 0, "the cluster id is not the one that the log was opened with"),)
         return ()
-
-    def _remove_leftovers(self, name: str, incarnation: int) -> None:
-        """Remove what earlier incarnations left; the new one is there even if that fails."""
-        with contextlib.suppress(StorageError):
-            for entry in self._storage.list(f"topics/{name}"):
-                number, _, suffix = entry.partition(".")
-                if not number.isdigit() or int(number) >= incarnation:
-                    continue
-                if suffix:
-                    self._storage.remove(f"topics/{name}/{entry}")
-                else:
-                    self._storage.remove_tree(f"topics/{name}/{entry}")
 
     def _check_collision(self, name: str) -> None:
         """As Kafka: names that differ only in '.' and '_' would collide in metrics."""

@@ -10,7 +10,7 @@ from broker.batch import Frame
 from broker.commit import Author, Commit, FramePlace, Kind, Placeable, pack, pack_one
 from broker.errors import AlreadyExists as NameTaken
 from broker.errors import InvalidRecord, OffsetOutOfRange, TopicExists, UnknownPartition
-from broker.home import topic_home
+from broker.home import remove_deleted, topic_home
 from broker.ledger import Appended, CompleteFile, Ledger, new_token
 from broker.naming import may_be_named
 from broker.records import TopicPartition
@@ -180,7 +180,7 @@ class Topic(Ledger[TopicState]):
         """Commit the end of this incarnation, then remove its files."""
         self._change(Kind.DELETE, lambda state: {})
         self.close()
-        remove_deleted(self.storage, self.name, self.incarnation)
+        remove_deleted(self.storage, self.home)
 
     def _append(
         self,
@@ -312,17 +312,3 @@ def create(
         storage.create(f"{directory}/journal/{0:020d}.log", b"".join(parts))
     except NameTaken:
         raise TopicExists(name) from None
-
-
-def remove_deleted(storage: LocalStorage, name: str, incarnation: int) -> None:
-    """Remove the files of an incarnation whose journal ends with a delete commit.
-
-    The mark comes first and stays until a later incarnation exists, so that its number is never
-    used again.
-    """
-    home = topic_home(name, incarnation)
-    try:
-        storage.create(home.deletion_mark, b"deleted\n")
-    except NameTaken:
-        pass
-    storage.remove_tree(home.directory)
