@@ -16,6 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from broker import checkpoint, forks, recovery
@@ -208,10 +209,16 @@ class Ledger(ABC, Generic[State]):
         self._syncer.through(*place)
         checkpoint.write(self.storage, f"{self.directory}/checkpoint", number, data, soft=False)
 
-    def covered_number(self) -> int:
-        """Return the commit before which nothing is needed: two durable checkpoints cover it."""
-        numbers = checkpoint.durable_numbers(self.storage, f"{self.directory}/checkpoint")
-        return numbers[-2] if len(numbers) > 1 else 0
+    def covered_files(self) -> list[int]:
+        """Return the journal files that opening does not need: two durable checkpoints cover them.
+
+        Those whose commits say nothing that is still needed may be removed. Readers that are still
+        before that place go on from a checkpoint.
+        """
+        covered = checkpoint.durable_numbers(self.storage, f"{self.directory}/checkpoint")[:-1]
+        names = self.storage.list(f"{self.directory}/journal")
+        numbers = [int(name[:20]) for name in names]
+        return [number for number, end in pairwise(numbers) if covered and end <= covered[-1]]
 
     def abandon(self) -> None:
         """In a forked child: let go of what the parent still uses."""

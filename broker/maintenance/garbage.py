@@ -56,17 +56,15 @@ def _trim(topic: Topic, now: int) -> None:
 
 
 def _remove_journal_files(topic: Topic, state: TopicState, removed: Removed) -> None:
-    """Remove the files before the first one that the state names, if two checkpoints cover that."""
+    """Remove the files before the first one that the state names."""
     first = state.files[0].first_number if state.files else state.file_number
-    storage, directory = topic.storage, topic.directory
-    old = [name for name in storage.list(f"{directory}/journal") if int(name[:20]) < first]
-    if not old or topic.covered_number() < first:
-        return
-    for name in old:
-        for data in _data_files(topic, int(name[:20])):
+    for number in topic.covered_files():
+        if number >= first:
+            return
+        for data in _data_files(topic, number):
             _remove(topic, f"data/{data}", removed)
-        _remove(topic, f"journal/{name}", removed)
-        _remove(topic, f"index/{name[:20]}.arrow", removed)
+        _remove(topic, f"journal/{number:020d}.log", removed)
+        _remove(topic, f"index/{number:020d}.arrow", removed)
 
 
 def _data_files(topic: Topic, file_number: int) -> set[str]:
