@@ -33,6 +33,7 @@ from broker.errors import (
 )
 from broker.log import Log, PartitionDescription, TopicDescription
 from broker.log import open_log as open
+from broker.maintenance.keeping import TopicMaintenance
 from broker.reader import TopicReader
 from broker.records import (
     BatchMetadata,
@@ -86,6 +87,7 @@ __all__ = [
     "StorageError",
     "TopicDescription",
     "TopicExists",
+    "TopicMaintenance",
     "TopicPartition",
     "TopicReader",
     "TopicReport",

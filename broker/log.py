@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ from broker.errors import (
 )
 from broker.group import Groups
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
-from broker.maintenance.keeping import Round, TopicMaintenance
+from broker.maintenance.keeper import Keeper
+from broker.maintenance.keeping import Progress, Round, TopicMaintenance
 from broker.producer import Producer
 from broker.reader import TopicReader
 from broker.records import TopicPartition
@@ -174,7 +175,7 @@ class Log:
     def producer(self, **options: Any) -> Producer:
         """Return a producer; see `broker.config.ProducerOptions` for its options."""
         parsed = parse_options(ProducerOptions, "producer", options)
-        return Producer(self._open_writer, parsed)
+        return Producer(self._open_writer, parsed, Keeper(self._round))
 
     def consumer(self, *topics: str, **options: Any) -> Consumer:
         """Return a consumer of these topics; see `broker.config.ConsumerOptions`."""
@@ -227,19 +228,18 @@ class Log:
         topic: str | None = None,
         *,
         seal: bool = False,
-        say: Callable[[str], None] = lambda text: None,
+        progress: Progress | None = None,
     ) -> list[TopicMaintenance]:
         """Do what is due for a topic, or for all: seal, retention, compaction, garbage. Once.
 
         Args:
             seal: seal everything that is committed now, due or not.
-            say: told what is being done.
+            progress: told what is being done.
         """
         done = []
         for name in self.topics() if topic is None else [topic]:
             try:
-                incarnation = self._existing(name)
-                done.append(Round(self._storage, name, incarnation, say=say).run(is_forced=seal))
+                done.append(self._round(name, progress).run(is_forced=seal))
             except UnknownTopic:
                 if topic is not None:
                     raise
@@ -288,6 +288,9 @@ class Log:
 
     def _open_reader(self, name: str) -> TopicReader:
         return TopicReader(self._storage, name, self._existing(name))
+
+    def _round(self, name: str, progress: Progress | None = None) -> Round:
+        return Round(self._storage, name, self._existing(name), progress=progress)
 
     def _existing(self, name: str) -> int:
         _check_name(name)

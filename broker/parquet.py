@@ -99,7 +99,10 @@ class SealedWriter:
         return _describe(self._storage, self._path, file)
 
     def discard(self) -> None:
-        with contextlib.suppress(LogError):
+        """Remove the file; after an error its rest may not be writable any more."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._writer.close()
+        with contextlib.suppress(LogError, _Discarded):
             self._stack.__exit__(_Discarded, _Discarded(), None)
 
     def _write_group(self) -> None:

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from broker import forks
 from broker.accumulator import Accumulator
@@ -29,6 +29,7 @@ from broker.futures import SendFuture
 from broker.records import BatchMetadata, RecordMetadata
 from broker.sender import Sender, TopicOpener, TopicWriter
 from broker.sending import RecordBuffer, TransactionUnit, Unit, make_columnar
+from broker.topic import Topic
 
 # Frames of a columnar batch, in units of batch_size: few and large, but small enough to hold some.
 _FRAME_BATCHES = 4
@@ -37,14 +38,23 @@ _EXIT_SECONDS = 10.0
 _open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
+class Keeper(Protocol):
+    """Somebody who maintains the topics that a producer writes to."""
+
+    def look_after(self, topic: Topic) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Producer:
     """Sends records to topics. Made by `log.producer(...)`; any thread may use it.
 
     What one thread sends to a partition keeps its order. A retry never duplicates.
     """
 
-    def __init__(self, open_topic: TopicOpener, options: ProducerOptions) -> None:
+    def __init__(self, open_topic: TopicOpener, options: ProducerOptions, keeper: Keeper) -> None:
         self._options = options
+        self._keeper = keeper
         self._serialize_key = options.key_serializer
         self._serialize_value = options.value_serializer
         self._accumulator = Accumulator(
@@ -53,7 +63,7 @@ class Producer:
             buffer_memory=options.buffer_memory,
             max_block_ms=options.max_block_ms,
         )
-        self._sender = Sender(open_topic, self._accumulator, options)
+        self._sender = Sender(open_topic, self._accumulator, options, keeper.look_after)
         self._writers = self._sender.writers
         self._add_record = self._accumulator.add_record
         self._transaction: _Transaction | None = None
@@ -205,6 +215,7 @@ class Producer:
             transaction.abort()
         self._accumulator.close()
         self._sender.stop(timeout)
+        self._keeper.close()
         forks.forget(self)
         _open_producers.discard(self)
 

@@ -99,10 +99,15 @@ class Sender:
     """Takes units from the accumulator and commits them, one at a time."""
 
     def __init__(
-        self, open_topic: TopicOpener, accumulator: Accumulator, options: ProducerOptions
+        self,
+        open_topic: TopicOpener,
+        accumulator: Accumulator,
+        options: ProducerOptions,
+        on_open: Callable[[Topic], None],
     ) -> None:
         self.writers: dict[str, TopicWriter] = {}
         self._open_topic = open_topic
+        self._on_open = on_open
         self._accumulator = accumulator
         self._options = options
         self._lock = threading.Lock()
@@ -118,6 +123,7 @@ class Sender:
             writer = self.writers.get(topic)
             if writer is None:
                 writer = self.writers[topic] = TopicWriter(self._open_topic(topic), self._options)
+                self._on_open(writer.topic)
             return writer
 
     def stop(self, timeout: float | None) -> None:

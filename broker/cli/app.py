@@ -16,6 +16,7 @@ import click
 
 from broker.cli.consume import consume
 from broker.cli.inspection import info, verify
+from broker.cli.maintain import maintain
 from broker.cli.output import say
 from broker.cli.produce import produce
 from broker.cli.root import root_log_option
@@ -40,7 +41,7 @@ def app() -> None:
     """A partitioned, durable, replayable log stored as plain files."""
 
 
-for command in (topic, produce, consume, verify, info):
+for command in (topic, produce, consume, maintain, verify, info):
     app.add_command(command)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from broker.errors import LockTimeout
 from broker.maintenance import garbage, retention, sealing
@@ -20,7 +21,26 @@ from broker.topic import Topic
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str], None]
+# How often everything that is not urgent is looked at.
+ROUND_MS = 300_000
+
+
+class Progress(Protocol):
+    """Somebody who is told what is being done, and may end it by raising `Stopped`."""
+
+    def begin(self, what: str, total: int) -> None:
+        """Something of so many records begins."""
+
+    def advance(self, count: int) -> None:
+        """So many more are done."""
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def begin(self, what: str, total: int) -> None: ...
+
+    def advance(self, count: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -45,22 +65,21 @@ class Round:
         name: str,
         incarnation: int,
         *,
-        is_stopped: Callable[[], bool] = lambda: False,
-        say: Progress = lambda text: None,
+        progress: Progress | None = None,
     ) -> None:
-        """Args:
-        is_stopped: asked now and then; true ends the round early, with nothing half done.
-        say: told what is being done.
-        """
         self._storage = storage
         self._name = name
         self._incarnation = incarnation
-        self._is_stopped = is_stopped
-        self._say = say
+        self._progress = progress or Silent()
         self.done = TopicMaintenance(name)
 
-    def run(self, *, is_forced: bool = False) -> TopicMaintenance:
-        """Do what is due; `is_forced` seals everything that is committed, due or not."""
+    def run(self, *, is_forced: bool = False, only_seal: bool = False) -> TopicMaintenance:
+        """Do what is due.
+
+        Args:
+            is_forced: seal everything that is committed, due or not.
+            only_seal: what can wait, waits.
+        """
         with hold(self._storage, self._name) as is_ours:
             if not is_ours:
                 self.done.is_held = True
@@ -69,22 +88,26 @@ class Round:
             reader = TopicReader(self._storage, self._name, self._incarnation)
             try:
                 with contextlib.suppress(Stopped):
-                    self._run(topic, reader, is_forced)
+                    self._run(topic, reader, is_forced, only_seal)
             finally:
                 reader.close()
                 topic.close()
         return self.done
 
-    def _run(self, topic: Topic, reader: TopicReader, is_forced: bool) -> None:
-        self._end_file_if_due(topic, is_forced)
-        self._apply_retention(topic, reader)
+    def _run(self, topic: Topic, reader: TopicReader, is_forced: bool, only_seal: bool) -> None:
+        if not only_seal:
+            self._end_file_if_due(topic, is_forced)
+            self._apply_retention(topic, reader)
         # Only what survives a power cut may be sealed: the journal's copy goes some day.
         topic.sync()
         for unit in sealing.plan(reader.refresh(), self._now(), is_forced=is_forced):
             self._seal(topic, reader, unit)
+        if only_seal:
+            return
         for unit in sealing.plan_merges(reader.refresh()):
             self._seal(topic, reader, unit)
         self.done.removed_files += garbage.clean(topic, reader, self._now()).paths
+        self._storage.touch(_last_round(self._name))
 
     def _end_file_if_due(self, topic: Topic, is_forced: bool) -> None:
         state, now = topic.refresh(), self._now()
@@ -99,15 +122,15 @@ class Round:
         state = reader.refresh()
         starts = retention.plan(reader, self._now())
         if starts:
-            self._say("removing old records")
             self.done.removed_records += sum(
                 start - state.starts[partition] for partition, start in starts.items()
             )
             topic.truncate(starts)
 
     def _seal(self, topic: Topic, reader: TopicReader, unit: Unit) -> None:
-        self._say(f"sealing partition {unit.partition}, offsets {unit.start:,} to {unit.end:,}")
-        written = sealing.write(reader, unit, self._is_stopped)
+        what = "merging" if unit.removed else "sealing"
+        self._progress.begin(f"{what} {self._name}-{unit.partition}", unit.end - unit.start)
+        written = sealing.write(reader, unit, self._progress.advance)
         if not topic.seal(written, unit.removed, {}):
             logger.info("others changed what was being sealed of %s: nothing done", unit)
             sealing.discard(reader, written)
@@ -120,6 +143,19 @@ class Round:
 
     def _now(self) -> int:
         return self._storage.clock() // 1_000_000
+
+
+def is_round_due(storage: LocalStorage, topic: str) -> bool:
+    """Tell whether nobody has maintained a topic for some minutes; a new topic was just now."""
+    age = storage.age_ms(_last_round(topic))
+    if age is None:
+        storage.touch(_last_round(topic))
+    return age is not None and age >= ROUND_MS
+
+
+def _last_round(topic: str) -> str:
+    # Beside the locks: no topic has such a name, and it outlives the topic without harm.
+    return f"locks/maintained={topic}"
 
 
 @contextlib.contextmanager

@@ -95,21 +95,23 @@ class Stopped(Exception):
 
 
 def write(
-    reader: TopicReader, unit: Unit, is_stopped: Callable[[], bool] = lambda: False
+    reader: TopicReader, unit: Unit, advance: Callable[[int], None] = lambda count: None
 ) -> list[SealedFile]:
     """Write a unit's records to files of about the wanted size. The reader must hold the range.
 
-    Raises:
-        Stopped: `is_stopped` said so; nothing names what was written.
+    Args:
+        advance: told after each piece how many offsets it covered; may raise `Stopped`, and then
+            nothing names what was written.
     """
     target = reader.state.settings["seal.bytes"]
     writer = _begin(reader, unit.partition, unit.start)
     written: list[SealedFile] = []
     try:
+        done = unit.start
         for batch, end in _rows(reader, unit):
-            if is_stopped():
-                raise Stopped
             writer.add(batch)
+            advance(end - done)
+            done = end
             if writer.byte_count >= target and end < unit.end:
                 written.append(writer.finish(end))
                 writer = _begin(reader, unit.partition, end)

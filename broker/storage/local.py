@@ -138,6 +138,26 @@ class LocalStorage:
     def exists(self, path: str) -> bool:
         return os.path.exists(self.locate(path))
 
+    def touch(self, path: str) -> None:
+        """Let a file, which is made if need be, have been changed now."""
+        target = self.locate(path)
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "ab"):
+                os.utime(target)
+        except OSError as error:
+            raise translate(error, target) from error
+
+    def age_ms(self, path: str) -> int | None:
+        """Return how long ago a file was changed, by the store's clock; None if it is absent."""
+        try:
+            changed = os.stat(self.locate(path)).st_mtime_ns
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise translate(error, self.locate(path)) from error
+        return (time.time_ns() - changed) // 1_000_000
+
     def remove(self, path: str) -> None:
         """Remove a file; that it is gone already is fine."""
         try:
