@@ -26,6 +26,10 @@ EXTRAS = {
         # Spark's Python data sources need pandas, and not yet its version 3.
         "pandas<3",
     ],
+    "connect": [
+        # What Spark's client for a remote server needs.
+        "pyspark[connect]==4.2.0",
+    ],
     "delta": [
         # The newest version whose jar is published as well.
         "delta-spark==4.4.0",

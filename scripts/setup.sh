@@ -74,11 +74,11 @@ print(sys.executable)' 2>/dev/null)"; then
 make_environment() {
     local python="$1"
     ensure_venv_module "$python"
-    say "Installing the pinned packages into .venv (about a minute) …"
+    say "Installing the pinned packages into .venv (a few minutes) …"
     rm -rf .venv
     "$python" -m venv .venv || fail "$python could not create .venv."
     install_pinned pip setuptools
-    install_pinned --no-build-isolation --editable '.[test,dev]'
+    install_pinned --no-build-isolation --editable '.[spark,connect,delta,test,dev]'
 }
 
 install_pinned() {
