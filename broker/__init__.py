@@ -42,7 +42,7 @@ from broker.records import (
     RecordMetadata,
     TopicPartition,
 )
-from broker.slices import FileSlice, SliceBatch
+from broker.slices import FileSlice, SliceBatch, name_frames
 from broker.slices import pack as pack_slices
 from broker.slices import plan as plan_slices
 from broker.slices import read as read_slices
@@ -97,6 +97,7 @@ __all__ = [
     "UnknownTopic",
     "UnsupportedFormat",
     "VerifyReport",
+    "name_frames",
     "open",
     "pack_slices",
     "plan_slices",

@@ -133,7 +133,7 @@ def pack(
             tasks[-1].append(taken)
             room_bytes -= taken.byte_count
             room_records -= taken.record_count
-    return _with_frames(tasks, reader)
+    return name_frames(tasks, reader)
 
 
 def _cut(
@@ -174,7 +174,7 @@ def _cut_sealed(
     return front, _sealed_slice(reader, piece.file, middle, piece.end)
 
 
-def _with_frames(tasks: list[list[FileSlice]], reader: TopicReader) -> list[list[FileSlice]]:
+def name_frames(tasks: list[list[FileSlice]], reader: TopicReader) -> list[list[FileSlice]]:
     """Name the frames themselves if they are few: then a task needs no index."""
     frame_count = 0
     named: list[list[FileSlice]] = []
