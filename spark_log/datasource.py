@@ -1,0 +1,84 @@
+"""`format("log")`: the entry through which Spark finds the source."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+import broker
+from spark_log import schema as schemas
+from spark_log.options import ReadOptions
+from spark_log.shipping import Shipped
+from spark_log.source import LogBatchReader, LogStreamReader
+from spark_log.topics import TopicSet
+
+
+class LogDataSource(Shipped, DataSource):
+    """A log as a data source of Spark: `format("log")`, batch and streaming reads.
+
+    Rows of a read are those of Spark's Kafka connector: key, value (binary), topic (string),
+    partition (int), offset (bigint), timestamp (timestamp), timestampType (int: 0 the producer's
+    time, 1 the log's) and, with `includeHeaders`, headers (array<struct<key, value>>). A schema
+    that names fewer of them, `.schema("value BINARY")`, is faster: only those are sent to Spark.
+
+    The options are the connector's as well, so that a job moves by changing the format and the
+    address. `kafka.*` options are ignored with a warning; an unknown option is an error.
+
+    | option of a read | default | |
+    |---|---|---|
+    | `subscribe` | | topics, separated by commas; one of these three is needed |
+    | `subscribePattern` | | a regular expression, searched in the names of topics |
+    | `assign` | | `{"orders":[0,1]}` |
+    | `startingOffsets` | stream: latest, batch: earliest | earliest, latest (stream only) or JSON |
+    | | | `{"orders":{"0":23,"1":-1,"2":-2}}`: -1 is latest, -2 earliest |
+    | `startingTimestamp` | | milliseconds since 1970; wins over the next, and that over the above |
+    | `startingOffsetsByTimestamp` | | `{"orders":{"0":1700000000000}}` |
+    | `startingOffsetsByTimestampStrategy` | error | if no record is as late: error or latest |
+    | `endingOffsets`, `endingTimestamp`, `endingOffsetsByTimestamp` | latest | batch only |
+    | `failOnDataLoss` | true | false: go on, with a warning that names the offsets that are gone |
+    | `includeHeaders` | false | |
+    | `maxOffsetsPerTrigger`, `maxBytesPerTrigger` | | how much one micro-batch reads, about |
+    | `minOffsetsPerTrigger` | | wait for so many, but no longer than `maxTriggerDelay` (15m) |
+    | `minPartitions` | as many as are worth it | tasks, at least about so many |
+    | `maxRecordsPerPartition` | | records that one task reads, at most |
+
+    What is promised:
+    - The position of a streaming query is in its checkpoint, and nowhere else. The options for the
+      start count only without a checkpoint.
+    - The same two offsets always give the same records, in the order of their offsets within each
+      partition. A batch DataFrame is fixed at its first action.
+    - New partitions, and new topics under a pattern, are read from their first record.
+    - Records that are gone (removed, topic deleted or made again, end lost in a power cut) end the
+      query with an error that names them; it never goes on in silence.
+
+    >>> orders = spark.readStream.format("log").option("subscribe", "orders").load("/data/log")
+    >>> spark.read.format("log").option("subscribe", "orders").load("/data/log").count()
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "log"
+
+    def schema(self) -> StructType:
+        """Return the row schema. Called when a read is made, so wrong options are found here."""
+        return self._schema(ReadOptions.parse(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LogBatchReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LogStreamReader(self.options, schema)
+
+    def _schema(self, options: ReadOptions) -> StructType:
+        TopicSet(broker.open(options.path, create=False), options.selection).check()
+        return schemas.row_schema(include_headers=options.include_headers)
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session know `format("log")`."""
+    spark.dataSource.register(LogDataSource)

@@ -1,0 +1,153 @@
+"""From two offsets to the records between them, and what of those is gone.
+
+Pure: a query that reads (start, end) gets the same ranges each time, as long as the log holds them.
+What it does not hold any more is named offset by offset; whoever called decides what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from broker import LogError
+from spark_log.offsets import LogOffset, TopicOffset
+from spark_log.topics import TopicView, Views
+
+_REMOVED = "were removed by retention or delete_records"
+_DELETED = "are gone: the topic was deleted"
+_MADE_AGAIN = "are gone: the topic was deleted and made again"
+_NOT_READ = "will not be read: the query does not select this partition any more"
+_LOST_UNREAD = "were lost in a power cut before they were read"
+_LOST_READ = (
+    "were read by this query and then lost in a power cut; the log has given, or will give, the "
+    "same offsets to other records, and reading goes on with those"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Offsets [start, end) of a partition that cannot be read. No end: all from `start` on."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        if self.end is None:
+            return f"{self.topic}-{self.partition}: offsets from {self.start} on {self.reason}"
+        return f"{self.topic}-{self.partition}: offsets [{self.start}, {self.end}) {self.reason}"
+
+
+class DataLoss(LogError):
+    """Records that a query should have read are gone, and it was not told to go on without them."""
+
+    def __init__(self, losses: Sequence[Loss]) -> None:
+        super().__init__(losses)
+        self.losses = losses
+
+    def __str__(self) -> str:
+        return (
+            "Some data may have been lost because it is not available in the log any more. "
+            f"{describe(self.losses)}. If you don't want your query to fail on such cases, set the "
+            "source option failOnDataLoss to false."
+        )
+
+
+def describe(losses: Sequence[Loss]) -> str:
+    return "; ".join(map(str, losses))
+
+
+@dataclass(slots=True)
+class Ranges:
+    """What to read, topic -> partition -> [start, end), and what is lost."""
+
+    found: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
+
+    @property
+    def record_count(self) -> int:
+        return sum(end - start for _, _, start, end in self)
+
+    def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
+        for topic, ranges in self.found.items():
+            for partition, (start, end) in ranges.items():
+                yield topic, partition, start, end
+
+
+def between(
+    start: LogOffset, end: LogOffset, views: Views, is_selected: Callable[[str], bool]
+) -> Ranges:
+    """Return what lies between two offsets as far as the log still holds it.
+
+    A partition that only `end` knows is new, and read from its first offset.
+    """
+    ranges = Ranges()
+    for name, topic in start.topics.items():
+        if name not in end.topics:
+            reason = _DELETED if is_selected(name) else _NOT_READ
+            ranges.losses += [_from(name, number, topic, reason) for number in topic.positions]
+    for name, topic in end.topics.items():
+        _topic_between(name, start.topics.get(name), topic, views.get(name), ranges)
+    return ranges
+
+
+def _from(name: str, partition: int, topic: TopicOffset, reason: str) -> Loss:
+    return Loss(name, partition, topic.positions[partition], None, reason)
+
+
+def _topic_between(
+    name: str, start: TopicOffset | None, end: TopicOffset, view: TopicView | None, ranges: Ranges
+) -> None:
+    if start is not None and _differ(start.incarnation, end.incarnation):
+        ranges.losses += [_from(name, number, start, _MADE_AGAIN) for number in start.positions]
+        start = None
+    if start is not None:
+        missing = start.positions.keys() - end.positions.keys()
+        ranges.losses += [_from(name, number, start, _NOT_READ) for number in sorted(missing)]
+    found = ranges.found.setdefault(name, {})
+    for partition, stop in end.positions.items():
+        begin = 0 if start is None else start.positions.get(partition, 0)
+        if view is None or _differ(end.incarnation, view.incarnation):
+            if begin < stop:
+                reason = _DELETED if view is None else _MADE_AGAIN
+                ranges.losses.append(Loss(name, partition, begin, stop, reason))
+            continue
+        epochs = (view.epoch if start is None else start.epoch, end.epoch)
+        begin, stop = _held(view, partition, begin, stop, epochs, ranges.losses)
+        found[partition] = begin, max(begin, stop)
+
+
+def _held(
+    view: TopicView,
+    partition: int,
+    begin: int,
+    stop: int,
+    epochs: tuple[int, int],
+    losses: list[Loss],
+) -> tuple[int, int]:
+    """Return the part of [begin, stop) that the log holds, and note the rest."""
+    if partition not in view.bounds:
+        losses.append(Loss(view.name, partition, begin, stop, _NOT_READ))
+        return begin, begin
+    low, _high = view.bounds[partition]
+    begin_end = view.end_of_epoch(epochs[0], partition)
+    stop_end = view.end_of_epoch(epochs[1], partition)
+    if begin > begin_end:
+        losses.append(Loss(view.name, partition, begin_end, begin, _LOST_READ))
+        begin = begin_end
+    if stop > stop_end:
+        if begin < stop:
+            first = max(begin, stop_end)
+            losses.append(Loss(view.name, partition, first, stop, _LOST_UNREAD))
+        stop = stop_end
+    if begin < low:
+        if begin < stop:
+            losses.append(Loss(view.name, partition, begin, min(low, stop), _REMOVED))
+        begin = min(low, stop) if begin < stop else begin
+    return begin, stop
+
+
+def _differ(one: int | None, other: int | None) -> bool:
+    return one is not None and other is not None and one != other

@@ -1,0 +1,84 @@
+"""From what the user asked for (earliest, a time, offsets) to one offset of each partition."""
+
+from __future__ import annotations
+
+from broker import InvalidOption
+from spark_log.options import (
+    EARLIEST,
+    LATEST,
+    OFFSET_EARLIEST,
+    OFFSET_LATEST,
+    OFFSETS,
+    TIMESTAMP,
+    Edge,
+    Offsets,
+)
+from spark_log.topics import TopicView, Views
+
+
+def find(edge: Edge, views: Views, *, latest_if_no_time: bool) -> Offsets:
+    """Return the offset of each partition at which a read starts or ends.
+
+    Args:
+        latest_if_no_time: what no record has reached yet means the end; otherwise it is an error.
+    """
+    if edge.values:
+        _check_partitions(edge, views)
+    return {
+        name: {number: _find_one(edge, view, number, latest_if_no_time) for number in view.bounds}
+        for name, view in views.items()
+    }
+
+
+def _find_one(edge: Edge, view: TopicView, partition: int, latest_if_no_time: bool) -> int:
+    start, end = view.bounds[partition]
+    if edge.kind == EARLIEST:
+        return start
+    if edge.kind == LATEST:
+        return end
+    if edge.kind == OFFSETS:
+        return _given(edge, view, partition)
+    timestamp_ms = edge.timestamp_ms
+    if edge.kind != TIMESTAMP:
+        timestamp_ms = edge.values[view.name][partition]
+    found = view.reader.offset_for_time(partition, timestamp_ms * 1000)
+    if found is not None:
+        return min(found.offset, end)
+    if latest_if_no_time:
+        return end
+    raise InvalidOption(
+        f"No offset matched from request of topic-partition {view.name}-{partition} and timestamp "
+        f"{timestamp_ms} ({edge.option}). Set startingOffsetsByTimestampStrategy=latest to start "
+        "at the end then."
+    )
+
+
+def _given(edge: Edge, view: TopicView, partition: int) -> int:
+    start, end = view.bounds[partition]
+    offset = edge.values[view.name][partition]
+    if offset == OFFSET_EARLIEST:
+        return start
+    if offset == OFFSET_LATEST:
+        return end
+    if offset > end:
+        raise InvalidOption(
+            f"{edge.option} for {view.name}-{partition} is {offset}, but the partition holds "
+            f"[{start}, {end})"
+        )
+    return offset
+
+
+def _check_partitions(edge: Edge, views: Views) -> None:
+    given = {(name, number) for name, values in edge.values.items() for number in values}
+    assigned = {(name, number) for name, view in views.items() for number in view.bounds}
+    if given != assigned:
+        hint = "Use -1 for latest, -2 for earliest, if you don't care.\n"
+        raise InvalidOption(
+            f"If {edge.option} contains specific values, you must specify all TopicPartitions.\n"
+            f"{hint if edge.kind == OFFSETS else ''}"
+            f"Specified: {_list(given)} Assigned: {_list(assigned)}"
+        )
+
+
+def _list(places: set[tuple[str, int]]) -> str:
+    return "{" + ", ".join(f"{name}-{number}" for name, number in sorted(places)) + "}"
