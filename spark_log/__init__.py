@@ -1,4 +1,4 @@
-"""Spark's view of the log: `format("log")` for batch and streaming reads."""
+"""Spark's view of the log: `format("log")` for batch and streaming, reads and writes."""
 
 from spark_log.datasource import LogDataSource, register
 

@@ -1,4 +1,4 @@
-"""`format("log")`: the entry through which Spark finds the source."""
+"""`format("log")`: the entry through which Spark finds source and sink."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
 )
 from pyspark.sql.types import StructType
 
@@ -14,12 +16,13 @@ import broker
 from spark_log import schema as schemas
 from spark_log.options import ReadOptions
 from spark_log.shipping import Shipped
+from spark_log.sink import make_stream_writer, make_writer
 from spark_log.source import LogBatchReader, LogStreamReader
 from spark_log.topics import TopicSet
 
 
 class LogDataSource(Shipped, DataSource):
-    """A log as a data source of Spark: `format("log")`, batch and streaming reads.
+    """A log as a data source of Spark: `format("log")`, batch and streaming, reads and writes.
 
     Rows of a read are those of Spark's Kafka connector: key, value (binary), topic (string),
     partition (int), offset (bigint), timestamp (timestamp), timestampType (int: 0 the producer's
@@ -47,6 +50,13 @@ class LogDataSource(Shipped, DataSource):
     | `minPartitions` | as many as are worth it | tasks, at least about so many |
     | `maxRecordsPerPartition` | | records that one task reads, at most |
 
+    | option of a write | default | |
+    |---|---|---|
+    | `topic` | | where to; wins over a column `topic` |
+    | `createTopic`, `numPartitions` | false, 1 | make a topic that is missing |
+    | `txnAppId`, `txnVersion` | stream: query id, batch id | the same pair adds nothing twice |
+    | `compression` | none | none, gzip, snappy, lz4, zstd |
+
     What is promised:
     - The position of a streaming query is in its checkpoint, and nowhere else. The options for the
       start count only without a checkpoint.
@@ -55,8 +65,12 @@ class LogDataSource(Shipped, DataSource):
     - New partitions, and new topics under a pattern, are read from their first record.
     - Records that are gone (removed, topic deleted or made again, end lost in a power cut) end the
       query with an error that names them; it never goes on in silence.
+    - Each micro-batch is written exactly once. A batch write is written exactly once if it is
+      given `txnAppId` and `txnVersion`; without them a job that is run twice writes twice.
 
     >>> orders = spark.readStream.format("log").option("subscribe", "orders").load("/data/log")
+    >>> query = (orders.writeStream.format("log").option("topic", "copies")
+    ...     .option("checkpointLocation", "/data/checkpoint").start("/data/log"))
     >>> spark.read.format("log").option("subscribe", "orders").load("/data/log").count()
     """
 
@@ -73,6 +87,12 @@ class LogDataSource(Shipped, DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return LogStreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return make_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return make_stream_writer(self.options, schema, overwrite)
 
     def _schema(self, options: ReadOptions) -> StructType:
         TopicSet(broker.open(options.path, create=False), options.selection).check()
