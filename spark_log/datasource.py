@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 import broker
 from spark_log import schema as schemas
+from spark_log import sql_table
 from spark_log.options import ReadOptions
 from spark_log.shipping import Shipped
 from spark_log.sink import make_stream_writer, make_writer
@@ -80,23 +81,28 @@ class LogDataSource(Shipped, DataSource):
 
     def schema(self) -> StructType:
         """Return the row schema. Called when a read is made, so wrong options are found here."""
+        if sql_table.is_definition(self.options):
+            return self._table_schema(sql_table.given(self.options))
         return self._schema(ReadOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return LogBatchReader(self.options, schema)
+        return LogBatchReader(sql_table.restore(schema, self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return LogStreamReader(self.options, schema)
+        return LogStreamReader(sql_table.restore(schema, self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return make_writer(self.options, schema, overwrite)
+        return make_writer(sql_table.restore(schema, self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return make_stream_writer(self.options, schema, overwrite)
+        return make_stream_writer(sql_table.restore(schema, self.options), schema, overwrite)
 
     def _schema(self, options: ReadOptions) -> StructType:
         TopicSet(broker.open(options.path, create=False), options.selection).check()
         return schemas.row_schema(include_headers=options.include_headers)
+
+    def _table_schema(self, options: dict[str, str]) -> StructType:
+        return sql_table.carry(self._schema(ReadOptions.parse(options)), options)
 
 
 def register(spark: SparkSession) -> None:
