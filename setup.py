@@ -59,6 +59,9 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["broker", "broker.*", "spark_log", "spark_log.*"]),
+    # By this name Spark finds `format("log")` with nothing registered.
+    py_modules=["pyspark_log"],
+    package_data={"spark_log": ["log4j2.properties"]},
     python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,

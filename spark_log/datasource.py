@@ -106,5 +106,5 @@ class LogDataSource(Shipped, DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know `format("log")`."""
+    """Let a session know `format("log")`. A session of `spark_log.session` knows it already."""
     spark.dataSource.register(LogDataSource)

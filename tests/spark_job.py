@@ -1,0 +1,216 @@
+"""Spark drivers in processes of their own, for what one shared session cannot show.
+
+    python spark_job.py NAME ROOT [ARGUMENT...]
+
+Each job works on the log at ROOT by `format("log")`; what it found it prints as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import spark_log
+
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # The job is over before the better code of the JVM's second compiler would pay.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+def make_session(name: str, **conf: str) -> SparkSession:
+    spark: SparkSession = spark_log.session(name, **CONF, **conf)
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def copy(root: str, topic: str, start: str, checkpoint: str, mode: str) -> None:
+    """Copy a topic to `<topic>-copy`: to its present end if `mode` is finish, or for ever."""
+    spark = make_session("copy", **{"spark.master": "local[2]"})
+    options = {"subscribe": topic, "maxOffsetsPerTrigger": "3000", "startingOffsets": start}
+    if start == "timestamp":
+        del options["startingOffsets"]
+        options["startingTimestamp"] = str(int(time.time() * 1000))
+        options["startingOffsetsByTimestampStrategy"] = "latest"
+    trigger = {"availableNow": True} if mode == "finish" else {"processingTime": "0 seconds"}
+    (
+        spark.readStream.format("log")
+        .options(**options)
+        .load(root)
+        .select("value")
+        .writeStream.format("log")
+        .option("topic", f"{topic}-copy")
+        .option("checkpointLocation", checkpoint)
+        .trigger(**trigger)
+        .start(root)
+        .awaitTermination()
+    )
+
+
+def retry(root: str) -> None:
+    """Find the format by its name alone, and write with tasks that fail at first."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2,4]")
+    for key, value in CONF.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    append(numbers(spark, 40_000).mapInArrow(fail_at_first, "value string"), root)
+    (
+        spark.readStream.format("log")
+        .option("subscribe", "out")
+        .option("startingOffsets", "earliest")
+        .load(root)
+        .select("value")
+        .mapInArrow(fail_at_first, "value binary")
+        .writeStream.format("log")
+        .option("topic", "again")
+        .option("checkpointLocation", f"{root}-checkpoint")
+        .trigger(availableNow=True)
+        .start(root)
+        .awaitTermination()
+    )
+
+
+def fail_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    for number, batch in enumerate(batches):
+        yield batch
+        if number == 0 and context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails")
+
+
+def speculate(root: str, master: str, marks: str) -> None:
+    """Write with a task whose first attempt waits until Spark has started a second."""
+    speculation = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.minTaskRuntime": "500ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.01",
+        "spark.speculation.efficiency.enabled": "false",
+    }
+    spark = make_session("speculate", **on_cluster(master), **speculation)
+
+    def wait_for_the_second(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        place = f"{context.partitionId()}-{context.attemptNumber()}"
+        yield from batches
+        Path(marks, place).touch()
+        end = time.monotonic() + 90
+        while place == "0-0" and not Path(marks, "0-1").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+
+    append(numbers(spark, 4000).mapInArrow(wait_for_the_second, "value string"), root)
+
+
+def lack(root: str, master: str, python: str) -> None:
+    """Read and write by executors whose Python is one that lacks our package."""
+    spark = make_session("lack", **on_cluster(master), **{"spark.pyspark.python": python})
+    spark_log.register(spark)
+    read = spark.read.format("log").option("subscribe", "out").load(root)
+    report(
+        read=failure(lambda: read.collect()),
+        write=failure(lambda: append(numbers(spark, 10), root)),
+    )
+
+
+def failure(action: Any) -> str:
+    try:
+        action()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def on_cluster(master: str) -> dict[str, str]:
+    return {
+        "spark.master": master,
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.executor.cores": "1",
+        "spark.cores.max": "2",
+    }
+
+
+def numbers(spark: SparkSession, count: int) -> DataFrame:
+    numbered = spark.range(0, count, numPartitions=4)
+    return numbered.select(F.col("id").cast("string").alias("value"))
+
+
+def append(frame: DataFrame, root: str) -> None:
+    frame.write.format("log").option("topic", "out").mode("append").save(root)
+
+
+def connect(root: str) -> None:
+    """Write and read, batch and stream, by Spark Connect."""
+    # Then Spark takes any free port.
+    os.environ["SPARK_TESTING"] = "1"
+    spark = spark_log.session("connect", **CONF, **{"spark.remote": "local[2]"})
+    assert "connect" in type(spark).__module__
+    values = spark.range(0, 100).select(F.col("id").cast("string").alias("value"))
+    pair = {"topic": "out", "txnAppId": "load", "txnVersion": "1"}
+    for _ in range(2):
+        values.write.format("log").options(**pair).mode("append").save(root)
+    stream = spark.readStream.format("log").option("subscribe", "out")
+    for _ in range(2):
+        (
+            stream.option("startingOffsets", "earliest")
+            .load(root)
+            .select("value")
+            .writeStream.format("log")
+            .option("topic", "again")
+            .option("checkpointLocation", f"{root}-checkpoint")
+            .trigger(availableNow=True)
+            .start(root)
+            .awaitTermination()
+        )
+    read = spark.read.format("log").option("subscribe", "again").load(root)
+    wrong = spark.read.format("log").option("subscribe", "none").load(root)
+    report(
+        count=read.count(),
+        distinct=read.select("value").distinct().count(),
+        error=failure(lambda: wrong.count()),
+    )
+
+
+def session(root: str) -> None:
+    """Report what the session helper has set."""
+    given = {"spark.master": "local[1]", "spark.sql.shuffle.partitions": 3}
+    spark = spark_log.session("helper", **given, **{"spark.ui.enabled": False})
+    value = spark.sql("SELECT 'a' AS value")
+    value.write.format("log").option("topic", "out").mode("append").save(root)
+    again = spark_log.session("other")
+    report(
+        name=spark.sparkContext.appName,
+        master=spark.sparkContext.master,
+        python=spark.sparkContext.pythonExec,
+        socket=spark.conf.get("spark.python.unix.domain.socket.enabled"),
+        shuffle=spark.conf.get("spark.sql.shuffle.partitions"),
+        ui=spark.conf.get("spark.ui.enabled"),
+        is_same=again is spark,
+    )
+
+
+def report(**found: Any) -> None:
+    print(json.dumps(found))
+
+
+JOBS = {job.__name__: job for job in (copy, retry, speculate, lack, connect, session)}
+
+if __name__ == "__main__":
+    JOBS[sys.argv[1]](*sys.argv[2:])
