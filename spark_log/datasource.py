@@ -38,12 +38,14 @@ class LogDataSource(Shipped, DataSource):
     | `subscribe` | | topics, separated by commas; one of these three is needed |
     | `subscribePattern` | | a regular expression, searched in the names of topics |
     | `assign` | | `{"orders":[0,1]}` |
-    | `startingOffsets` | stream: latest, batch: earliest | earliest, latest (stream only) or JSON |
+    | `startingOffsets` | stream: latest, batch: earliest | earliest, latest, group, JSON |
     | | | `{"orders":{"0":23,"1":-1,"2":-2}}`: -1 is latest, -2 earliest |
+    | | | group: where the group `groupId` is; if it is nowhere, at `startingOffsetsFallback` |
     | `startingTimestamp` | | milliseconds since 1970; wins over the next, and that over the above |
     | `startingOffsetsByTimestamp` | | `{"orders":{"0":1700000000000}}` |
     | `startingOffsetsByTimestampStrategy` | error | if no record is as late: error or latest |
     | `endingOffsets`, `endingTimestamp`, `endingOffsetsByTimestamp` | latest | batch only |
+    | `groupId` | | a streaming query publishes its position to this consumer group |
     | `failOnDataLoss` | true | false: go on, with a warning that names the offsets that are gone |
     | `includeHeaders` | false | |
     | `maxOffsetsPerTrigger`, `maxBytesPerTrigger` | | how much one micro-batch reads, about |
@@ -98,7 +100,10 @@ class LogDataSource(Shipped, DataSource):
         return make_stream_writer(sql_table.restore(schema, self.options), schema, overwrite)
 
     def _schema(self, options: ReadOptions) -> StructType:
-        TopicSet(broker.open(options.path, create=False), options.selection).check()
+        log = broker.open(options.path, create=False)
+        TopicSet(log, options.selection).check()
+        if options.group_id is not None:
+            log.group_positions(options.group_id)  # Its name may be one that no group can have.
         return schemas.row_schema(include_headers=options.include_headers)
 
     def _table_schema(self, options: dict[str, str]) -> StructType:

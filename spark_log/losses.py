@@ -6,6 +6,7 @@ What it does not hold any more is named offset by offset; whoever called decides
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +14,10 @@ from broker import LogError
 from spark_log.offsets import LogOffset, TopicOffset
 from spark_log.topics import TopicView, Views
 
-_REMOVED = "were removed by retention or delete_records"
-_DELETED = "are gone: the topic was deleted"
+logger = logging.getLogger(__name__)
+
+REMOVED = "were removed by retention or delete_records"
+DELETED = "are gone: the topic was deleted"
 _MADE_AGAIN = "are gone: the topic was deleted and made again"
 _NOT_READ = "will not be read: the query does not select this partition any more"
 _LOST_UNREAD = "were lost in a power cut before they were read"
@@ -55,6 +58,16 @@ class DataLoss(LogError):
         )
 
 
+def report(losses: Sequence[Loss], *, fail: bool, known: set[Loss]) -> None:
+    """Fail because of losses, or say once what they are."""
+    if losses and fail:
+        raise DataLoss(losses)
+    new = [loss for loss in losses if loss not in known]
+    known.update(new)
+    if new:
+        logger.warning("data loss, and failOnDataLoss=false: %s", describe(new))
+
+
 def describe(losses: Sequence[Loss]) -> str:
     return "; ".join(map(str, losses))
 
@@ -86,7 +99,7 @@ def between(
     ranges = Ranges()
     for name, topic in start.topics.items():
         if name not in end.topics:
-            reason = _DELETED if is_selected(name) else _NOT_READ
+            reason = DELETED if is_selected(name) else _NOT_READ
             ranges.losses += [_from(name, number, topic, reason) for number in topic.positions]
     for name, topic in end.topics.items():
         _topic_between(name, start.topics.get(name), topic, views.get(name), ranges)
@@ -111,7 +124,7 @@ def _topic_between(
         begin = 0 if start is None else start.positions.get(partition, 0)
         if view is None or _differ(end.incarnation, view.incarnation):
             if begin < stop:
-                reason = _DELETED if view is None else _MADE_AGAIN
+                reason = DELETED if view is None else _MADE_AGAIN
                 ranges.losses.append(Loss(name, partition, begin, stop, reason))
             continue
         epochs = (view.epoch if start is None else start.epoch, end.epoch)
@@ -144,7 +157,7 @@ def _held(
         stop = stop_end
     if begin < low:
         if begin < stop:
-            losses.append(Loss(view.name, partition, begin, min(low, stop), _REMOVED))
+            losses.append(Loss(view.name, partition, begin, min(low, stop), REMOVED))
         begin = min(low, stop) if begin < stop else begin
     return begin, stop
 

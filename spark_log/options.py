@@ -64,9 +64,10 @@ _CANONICAL = {
     for name in (*READ_OPTIONS, *WRITE_OPTIONS, *_COMMON_OPTIONS, *_KAFKA_OPTIONS)
 }
 
-EARLIEST, LATEST, OFFSETS, TIMESTAMP, TIMESTAMPS = (
+EARLIEST, LATEST, GROUP, OFFSETS, TIMESTAMP, TIMESTAMPS = (
     "earliest",
     "latest",
+    "group",
     "offsets",
     "timestamp",
     "timestamps",
@@ -109,6 +110,13 @@ class OptionText:
 
     def text(self, name: str) -> str | None:
         return self._given.pop(name.lower(), None)
+
+    def name(self, option: str) -> str | None:
+        """Return a name of the user's choice, without the blanks around it."""
+        text = self.text(option)
+        if text is not None and not text.strip():
+            raise InvalidOption(f"{option}={text!r} is empty; give a name, or leave it out")
+        return None if text is None else text.strip()
 
     def path(self) -> str:
         """Return where the log is: the argument of `load`, `save` or `start`."""
@@ -251,11 +259,12 @@ class ReadOptions:
     bytes_per_trigger_max: int | None
     task_count_min: int | None
     records_per_task_max: int | None
+    group_id: str | None
+    starting_fallback: str | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         given = OptionText(options, others=WRITE_OPTIONS)
-        _refuse_groups(given)
         parsed = cls(
             path=given.path(),
             selection=_selection(given),
@@ -273,10 +282,18 @@ class ReadOptions:
             bytes_per_trigger_max=given.integer("maxBytesPerTrigger"),
             task_count_min=given.integer("minPartitions"),
             records_per_task_max=given.integer("maxRecordsPerPartition"),
+            group_id=given.name("groupId"),
+            starting_fallback=_fallback(given),
         )
         given.warn_of_leftovers()
         parsed._check_limits()
+        parsed._check_group()
         return parsed
+
+    @property
+    def starting_name(self) -> str:
+        """The option that says where to start."""
+        return "startingOffsets" if self.starting is None else self.starting.option
 
     def check_streaming(self) -> None:
         """Refuse what only a batch read can have."""
@@ -304,23 +321,25 @@ class ReadOptions:
                 f"maxOffsetsPerTrigger({high})."
             )
 
+    def _check_group(self) -> None:
+        is_from_group = self.starting is not None and self.starting.kind == GROUP
+        if is_from_group and self.group_id is None:
+            raise InvalidOption("startingOffsets=group needs the option groupId as well")
+        if self.starting_fallback is not None and not is_from_group:
+            raise InvalidOption(
+                "startingOffsetsFallback is for startingOffsets=group: it says where to start if "
+                "the group has no position"
+            )
+
 
 def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _refuse_groups(given: OptionText) -> None:
-    group, fallback = given.text("groupId"), given.text("startingOffsetsFallback")
-    if group is not None:
-        raise InvalidOption(
-            f"groupId={group!r}: consumer groups are not available yet; leave it out: the query's "
-            "position is in its checkpoint"
-        )
-    if fallback is not None:
-        raise InvalidOption(
-            "startingOffsetsFallback is for startingOffsets=group, and consumer groups are not "
-            "available yet"
-        )
+def _fallback(given: OptionText) -> str | None:
+    if not given.has("startingOffsetsFallback"):
+        return None
+    return given.choice("startingOffsetsFallback", (EARLIEST, LATEST), default=LATEST)
 
 
 def _selection(given: OptionText) -> Selection:
@@ -413,14 +432,12 @@ def _offset_edge(given: OptionText, name: str) -> Edge | None:
     word = text.strip().lower()
     if word in (EARLIEST, LATEST):
         return Edge(name, word)
-    if word == "group":
-        raise InvalidOption(
-            f"{name}=group: consumer groups are not available yet; use earliest, latest, JSON, or "
-            "a time"
-        )
+    if word == GROUP and name == "startingOffsets":
+        return Edge(name, GROUP)
     if not word.startswith("{"):
+        words = "earliest, latest, group" if name == "startingOffsets" else "earliest, latest"
         raise InvalidOption(
-            f"{name}={text!r} is not earliest, latest or JSON such as "
+            f"{name}={text!r} is not {words} or JSON such as "
             '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
         )
     return Edge(name, OFFSETS, _by_partition(name, text, OFFSETS))

@@ -177,8 +177,10 @@ def _records_in_one(piece: FileSlice, reader: TopicReader, room: int) -> int:
     first = parts[0][0]
     if first.byte_count <= room:
         return first.record_count
-    # One frame, perhaps read in part before: records of it are taken to be of like size.
     (named,) = broker.pack_slices([first], reader, task_count=1)
+    if not named[0].frames:
+        return 0  # One record of a sealed file, larger than the room.
+    # One frame, perhaps read in part before: records of it are taken to be of like size.
     frame = named[0].frames[0]
     return min(first.record_count, frame.record_count * room // frame.byte_length)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from broker import InvalidOption
+from collections.abc import Mapping
+
+from broker import InvalidOption, TopicPartition
 from spark_log.options import (
     EARLIEST,
     LATEST,
@@ -27,6 +29,23 @@ def find(edge: Edge, views: Views, *, latest_if_no_time: bool) -> Offsets:
     return {
         name: {number: _find_one(edge, view, number, latest_if_no_time) for number in view.bounds}
         for name, view in views.items()
+    }
+
+
+def find_of_group(held: Mapping[TopicPartition, int], views: Views, *, fallback: str) -> Offsets:
+    """Return where a consumer group is.
+
+    In a topic in which it has no position at all, that is `fallback`. In another, a partition
+    without a position was added since, and is read from its first record.
+    """
+    known = {place.topic for place in held}
+    return {
+        name: {
+            number: held.get(TopicPartition(name, number), end if is_at_end else start)
+            for number, (start, end) in view.bounds.items()
+        }
+        for name, view in views.items()
+        for is_at_end in [fallback == LATEST and name not in known]
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
@@ -20,6 +21,8 @@ from spark_log import schema as schemas
 _ROWS_PASSED = 4096
 _BYTES_PASSED = 1 << 20
 _ROWS_MAX = 1 << 16
+Offsets = npt.NDArray[np.int64]
+
 _STORED = {"key": 0, "value": 1, "headers": 2, "timestamp": 3}
 
 
@@ -36,6 +39,8 @@ class Rows:
         waiting: list[SliceBatch] = []
         row_count, byte_count = 0, 0
         for piece in pieces:
+            if not piece.batch.num_rows:
+                continue
             size = piece.batch.nbytes if piece.batch.num_rows < _ROWS_PASSED else _BYTES_PASSED
             if waiting and (size >= _BYTES_PASSED or byte_count + size > _BYTES_PASSED):
                 yield self._merge(waiting)
@@ -78,7 +83,7 @@ class Rows:
             return _as_type(piece.batch.column(place), kind)
         count = piece.batch.num_rows
         if name == "offset":
-            return pa.array(np.arange(piece.base_offset, piece.base_offset + count))
+            return pa.array(_offsets_of(piece), kind)
         value = _constant_of(piece, name)
         made = self._constants.get((name, value))
         if made is None or len(made) < count:
@@ -91,9 +96,11 @@ def _cut(piece: SliceBatch) -> Iterator[SliceBatch]:
     if count <= _ROWS_MAX:
         yield piece
         return
+    offsets = _offsets_of(piece)
     for start in range(0, count, _ROWS_MAX):
+        own = offsets[start : start + _ROWS_MAX]
         batch = piece.batch.slice(start, _ROWS_MAX)
-        yield piece._replace(base_offset=piece.base_offset + start, batch=batch)
+        yield piece._replace(base_offset=int(own[0]), batch=batch, offsets=own)
 
 
 def _constant_of(piece: SliceBatch, name: str) -> str | int:
@@ -110,12 +117,15 @@ def _counts(pieces: list[SliceBatch]) -> np.ndarray:
     return np.array([piece.batch.num_rows for piece in pieces])
 
 
+def _offsets_of(piece: SliceBatch) -> Offsets:
+    """Return each record's offset; compaction leaves gaps."""
+    if piece.offsets is not None:
+        return piece.offsets
+    return np.arange(piece.base_offset, piece.base_offset + piece.batch.num_rows)
+
+
 def _offsets(pieces: list[SliceBatch], kind: pa.DataType) -> pa.Array:
-    counts = _counts(pieces)
-    bases = np.array([piece.base_offset for piece in pieces])
-    ends = np.cumsum(counts)
-    within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-    return pa.array(np.repeat(bases, counts) + within, kind)
+    return pa.array(np.concatenate([_offsets_of(piece) for piece in pieces]), kind)
 
 
 def _topics(pieces: list[SliceBatch], kind: pa.DataType) -> pa.Array:

@@ -7,7 +7,6 @@ What is available comes from the log each time; `(start, end)` always reads the 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,25 +22,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 import broker
-from broker import FileSlice
 from spark_log import planning, positions, schema, topics
-from spark_log.losses import DataLoss, Loss, Ranges, between, describe
+from spark_log.group import PublishedGroup
+from spark_log.losses import Loss, Ranges, between, report
 from spark_log.offsets import LogOffset
-from spark_log.options import EARLIEST, LATEST, Edge, ReadOptions
+from spark_log.options import EARLIEST, GROUP, LATEST, Edge, ReadOptions
 from spark_log.planning import Patience, Sizing
-from spark_log.rows import Rows
 from spark_log.shipping import Shipped
+from spark_log.task import LogTask, read_task
 from spark_log.topics import TopicSet, Views
-
-logger = logging.getLogger(__name__)
-
-
-class LogTask(InputPartition):
-    """What one task reads: places in files, no records."""
-
-    def __init__(self, slices: list[FileSlice]) -> None:
-        super().__init__(None)
-        self.slices = tuple(slices)
 
 
 class LogBatchReader(Shipped, DataSourceReader):
@@ -55,10 +44,11 @@ class LogBatchReader(Shipped, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        selected = TopicSet(broker.open(options.path, create=False), options.selection)
+        log = broker.open(options.path, create=False)
+        selected = TopicSet(log, options.selection)
         try:
             views = selected.look_at_all()
-            ranges = self._ranges(views)
+            ranges = self._ranges(log, views)
             report(ranges.losses, fail=options.fail_on_data_loss, known=set())
             return make_tasks(ranges, views, options)
         finally:
@@ -67,19 +57,18 @@ class LogBatchReader(Shipped, DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(partition, self._options, self._schema)
 
-    def _ranges(self, views: Views) -> Ranges:
+    def _ranges(self, log: broker.Log, views: Views) -> Ranges:
         options = self._options
-        starting = options.starting or Edge("startingOffsets", EARLIEST)
         ending = options.ending or Edge("endingOffsets", LATEST)
-        start = positions.find(starting, views, latest_if_no_time=options.latest_if_no_time)
+        start = find_start(options, log, views, default=EARLIEST)
         end = positions.find(ending, views, latest_if_no_time=True)
         for name, begins in start.items():
             for number, begin in begins.items():
                 if begin > end[name][number]:
                     raise broker.InvalidOption(
-                        f"The resolved start offset {begin} ({starting.option}) is greater than "
-                        f"the end offset {end[name][number]} ({ending.option}) for topic {name} "
-                        f"partition {number}"
+                        f"The resolved start offset {begin} ({options.starting_name}) is greater "
+                        f"than the end offset {end[name][number]} ({ending.option}) for topic "
+                        f"{name} partition {number}"
                     )
         return between(
             topics.offset_at(views, start),
@@ -150,7 +139,11 @@ class StreamQuery:
     def __init__(self, options: ReadOptions) -> None:
         options.check_streaming()
         self._options = options
-        self._topics = TopicSet(broker.open(options.path, create=False), options.selection)
+        self._log = broker.open(options.path, create=False)
+        self._topics = TopicSet(self._log, options.selection)
+        self._group: PublishedGroup | None = None
+        if options.group_id is not None:
+            self._group = PublishedGroup(self._log, options.group_id)
         self._views: Views | None = None
         self._target: Views | None = None
         self._initial: LogOffset | None = None
@@ -181,8 +174,7 @@ class StreamQuery:
             views = self._topics.look_at_all()
             if self._target is not None:
                 views = self._target
-            edge = self._options.starting or Edge("startingOffsets", LATEST)
-            found = positions.find(edge, views, latest_if_no_time=self._options.latest_if_no_time)
+            found = find_start(self._options, self._log, views, default=LATEST)
             self._views = views
             self._initial = topics.offset_at(views, found).as_start()
         return self._initial
@@ -190,6 +182,9 @@ class StreamQuery:
     def latest(self, start: LogOffset, *, is_limited: bool) -> LogOffset:
         """Return where the batch that starts at `start` ends; `start` itself if there is none."""
         self._views = views = self._topics.look()
+        if self._group is not None:
+            # All batches before this call are done, and Spark makes it when it is idle, too.
+            self._group.publish(start, views)
         ranges = between(start, self._end(views), views, self._options.selection.includes)
         self._report(ranges.losses)
         if is_limited:
@@ -252,26 +247,20 @@ def check_schema(wanted: StructType) -> None:
     schema.column_names(wanted)
 
 
-def report(losses: list[Loss], *, fail: bool, known: set[Loss]) -> None:
-    """Fail because of losses, or say once what they are."""
-    if losses and fail:
-        raise DataLoss(losses)
-    new = [loss for loss in losses if loss not in known]
-    known.update(new)
-    if new:
-        logger.warning("data loss, and failOnDataLoss=false: %s", describe(new))
+def find_start(
+    options: ReadOptions, log: broker.Log, views: Views, *, default: str
+) -> dict[str, dict[int, int]]:
+    """Return where a read starts that has no checkpoint."""
+    edge = options.starting or Edge("startingOffsets", default)
+    if edge.kind == GROUP:
+        assert options.group_id is not None
+        held = log.group_positions(options.group_id)
+        fallback = options.starting_fallback or default
+        return positions.find_of_group(held, views, fallback=fallback)
+    return positions.find(edge, views, latest_if_no_time=options.latest_if_no_time)
 
 
 def make_tasks(ranges: Ranges, views: Views, options: ReadOptions) -> list[InputPartition]:
     sizing = Sizing(options.task_count_min, options.records_per_task_max)
     tasks = planning.plan(ranges, views, sizing, planning.core_count())
     return [LogTask(task) for task in tasks]
-
-
-def read_task(
-    partition: InputPartition, options: ReadOptions, wanted: StructType
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one task."""
-    if not isinstance(partition, LogTask):
-        return  # Spark's stand-in for: there is nothing to read.
-    yield from Rows(wanted).batches(broker.read_slices(options.path, partition.slices))

@@ -35,8 +35,8 @@ class WriteOptions:
         kafka_codec = given.choice(_KAFKA_CODEC, CODECS, default="none")
         parsed = cls(
             path=given.path(),
-            topic=_name(given, "topic"),
-            application=_name(given, "txnAppId"),
+            topic=given.name("topic"),
+            application=given.name("txnAppId"),
             version=_bounded(given, "txnVersion", at_least=0, at_most=_VERSION_MAX),
             create_topic=given.boolean("createTopic", default=False),
             partition_count=_bounded(given, "numPartitions", at_least=1, at_most=_PARTITIONS_MAX)
@@ -66,15 +66,6 @@ class WriteOptions:
                 "txnAppId and txnVersion belong together: give both, and a write with the same "
                 "pair adds nothing the second time, or neither"
             )
-
-
-def _name(given: OptionText, option: str) -> str | None:
-    text = given.text(option)
-    if text is None:
-        return None
-    if not text.strip():
-        raise InvalidOption(f"{option}={text!r} is empty; give a name, or leave it out")
-    return text.strip()
 
 
 def _bounded(given: OptionText, option: str, *, at_least: int, at_most: int) -> int | None:

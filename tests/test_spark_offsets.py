@@ -21,7 +21,8 @@ from spark_log import planning, schema
 from spark_log.losses import DataLoss, Ranges
 from spark_log.offsets import LogOffset, TopicOffset
 from spark_log.planning import Patience, Sizing, share_offsets, task_count
-from spark_log.source import LogStreamReader, LogTask
+from spark_log.source import LogStreamReader
+from spark_log.task import LogTask
 
 LIMITED = ReadMaxRows(1)
 
@@ -58,8 +59,11 @@ class Query:
         return end
 
     def replay(self, start: Any, end: Any) -> list[str]:
+        return self.values(self.reader.partitions(start, end))
+
+    def values(self, tasks: list[Any]) -> list[str]:
         values = []
-        for task in self.reader.partitions(start, end):
+        for task in tasks:
             task = pickle.loads(pickle.dumps(task))
             for batch in self.reader.read(task):
                 values += [value.decode() for value in batch.column("value").to_pylist()]
@@ -329,6 +333,131 @@ def test_available_now_from_the_end_reads_nothing(
     assert [query.batch(), query.batch()] == [[], None]
 
 
+# Consumer groups.
+
+
+def test_the_position_is_published_as_the_query_advances(orders: broker.Log, root: Path) -> None:
+    fill(orders, "orders", "a", "b", "c")
+    query = Query(root, groupId="g", maxOffsetsPerTrigger="2")
+    query.batch()
+    assert orders.group_positions("g") == places(0, 0)
+    query.batch()
+    assert orders.group_positions("g") == places(2, 0)
+    assert query.batch() is None  # idle, and yet the end of the last batch is told
+    assert orders.group_positions("g") == places(3, 0)
+
+
+def test_a_position_is_published_once(orders: broker.Log, root: Path) -> None:
+    fill(orders, "orders", "a")
+    query = Query(root, groupId="g")
+    query.batch()
+    query.batch()
+    journal = next((root / "groups").rglob("*.log"))
+    size = journal.stat().st_size
+    assert [query.batch() for _ in range(5)] == [None] * 5
+    assert journal.stat().st_size == size
+
+
+def places(*offsets: int) -> dict[TopicPartition, int]:
+    return {TopicPartition("orders", number): at for number, at in enumerate(offsets)}
+
+
+def test_a_query_starts_where_a_group_is(orders: broker.Log, root: Path) -> None:
+    fill(orders, "orders", "a", "b", "c")
+    orders.publish_positions("g", places(1, 0))
+    query = Query(root, groupId="g", startingOffsets="group")
+    assert query.batch() == ["b", "c"]
+    again = Query(root, query.ends, groupId="g", startingOffsets="group")
+    assert again.batch() is None
+
+
+@pytest.mark.parametrize(
+    ("fallback", "values"), [("earliest", ["a", "b"]), ("latest", []), ("", [])]
+)
+def test_a_group_without_positions_has_a_fallback(
+    orders: broker.Log, root: Path, fallback: str, values: list[str]
+) -> None:
+    fill(orders, "orders", "a", "b")
+    options = {"groupId": "g", "startingOffsets": "group", "startingOffsetsFallback": fallback}
+    assert Query(root, **options).batch() == values
+
+
+def test_a_partition_that_a_group_does_not_know_is_read_from_its_first_record(
+    orders: broker.Log, root: Path
+) -> None:
+    fill(orders, "orders", "a")
+    orders.publish_positions("g", places(1, 0))
+    orders.create_partitions("orders", 3)
+    fill(orders, "orders", "n", partition=2)
+    assert Query(root, groupId="g", startingOffsets="group").batch() == ["n"]
+
+
+def test_a_position_of_a_group_that_was_removed_is_loss(orders: broker.Log, root: Path) -> None:
+    fill(orders, "orders", "a", "b", "c")
+    orders.publish_positions("g", places(0, 0))
+    orders.delete_records({TopicPartition("orders", 0): 2})
+    with pytest.raises(DataLoss, match=r"orders-0: offsets \[0, 2\) were removed"):
+        Query(root, groupId="g", startingOffsets="group").batch()
+
+
+def test_a_position_of_a_deleted_topic_is_not_one_of_the_new(
+    orders: broker.Log, root: Path
+) -> None:
+    fill(orders, "orders", "a", "b")
+    orders.publish_positions("g", places(2, 0))
+    orders.delete_topic("orders")
+    orders.create_topic("orders", partitions=2)
+    fill(orders, "orders", "x", "y", "z")
+    options = {"startingOffsets": "group", "startingOffsetsFallback": "earliest"}
+    assert Query(root, groupId="g", **options).batch() == ["x", "y", "z"]
+
+
+def test_a_position_that_cannot_be_published_is_one_warning(
+    orders: broker.Log, root: Path, warned: Callable[[], list[str]]
+) -> None:
+    (root / "groups").write_text("not a directory")
+    fill(orders, "orders", "a", "b")
+    query = Query(root, groupId="g", maxOffsetsPerTrigger="1")
+    assert [query.batch(), query.batch(), query.batch()] == [["a"], ["b"], None]
+    (text,) = warned()
+    assert "could not be published to group 'g'" in text
+
+
+# Sealed history.
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_records_are_the_same_after_sealing(
+    orders: broker.Log, root: Path, is_limited: bool
+) -> None:
+    values = [str(number) * 50 for number in range(500)]
+    fill(orders, "orders", *values)
+    before = Query(root)
+    start = before.reader.initialOffset()
+    end = before.log_end(start)
+    planned = before.reader.partitions(start, end)
+    orders.maintain("orders", seal=True)
+    assert before.values(planned) == values
+    assert before.replay(start, end) == Query(root).replay(start, end) == values
+    fill(orders, "orders", "new")
+    after = Query(root, maxBytesPerTrigger="1000" if is_limited else "")
+    found: list[str] = []
+    while (batch := after.batch()) is not None:
+        found += batch
+    assert found == [*values, "new"]
+    assert len(after.ends) > 3 if is_limited else len(after.ends) == 1
+
+
+def test_tasks_over_sealed_files_are_split_as_asked(orders: broker.Log, root: Path) -> None:
+    fill(orders, "orders", *map(str, range(100)))
+    orders.maintain("orders", seal=True)
+    fill(orders, "orders", *map(str, range(100, 110)))
+    query = Query(root, minPartitions="4")
+    start = query.reader.initialOffset()
+    tasks = query.reader.partitions(start, query.log_end(start))
+    assert [len(query.values([task])) for task in tasks] == [27, 28, 27, 28]
+
+
 # What is lost.
 
 
@@ -367,6 +496,33 @@ def test_records_removed_between_the_log_and_the_replay_of_a_batch(
         "offsets [0, 4) ",
         "offsets [4, 5) ",
     ]
+
+
+def test_records_removed_after_a_task_was_planned(
+    log: broker.Log, root: Path, warned: Callable[[], list[str]]
+) -> None:
+    log.create_topic("orders", config={"file.delete.delay.ms": 0, "segment.bytes": 4096})
+    for letter in "abcdef":
+        fill(log, "orders", *[letter * 100] * 30)
+    query = Query(root)
+    start = query.reader.initialOffset()
+    tasks = query.reader.partitions(start, query.log_end(start))
+    log.maintain("orders", seal=True)
+    log.delete_records({TopicPartition("orders", 0): 45})
+    log.maintain("orders")
+    with pytest.raises(DataLoss, match=r"orders-0: offsets \[0, 30\) were removed"):
+        query.values(tasks)
+    lenient = Query(root, failOnDataLoss="false")
+    assert len(lenient.values(tasks)) == 135
+    # Each file is a slice of its own.
+    assert [text.split("orders-0: ")[1] for text in warned()] == [
+        "offsets [0, 30) were removed by retention or delete_records",
+        "offsets [30, 45) were removed by retention or delete_records",
+    ]
+    log.delete_topic("orders")
+    with pytest.raises(DataLoss, match=r"orders-0: offsets \[0, \d+\) are gone: .* was deleted"):
+        query.values(tasks)
+    assert lenient.values(tasks) == []
 
 
 def test_a_deleted_topic_is_loss(orders: broker.Log, root: Path) -> None:

@@ -70,7 +70,11 @@ def test_exactly_one_valid_way_to_choose_topics(given: dict[str, str], text: str
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("startingOffsets", "soon", "startingOffsets='soon' is not earliest, latest or JSON"),
+        (
+            "startingOffsets",
+            "soon",
+            "startingOffsets='soon' is not earliest, latest, group or JSON",
+        ),
         ("startingOffsets", "{", "startingOffsets: Expected e.g."),
         ("startingOffsets", '{"a":{"0":-3}}', "startingOffsets: Expected e.g."),
         ("startingOffsets", '{"a":{"0":1.5}}', "startingOffsets: Expected e.g."),
@@ -88,9 +92,11 @@ def test_exactly_one_valid_way_to_choose_topics(given: dict[str, str], text: str
         ("minPartitions", "-1", "minPartitions must be positive"),
         ("maxRecordsPerPartition", "0", "maxRecordsPerPartition must be positive"),
         ("maxTriggerDelay", "1 year", "maxTriggerDelay='1 year' is not a time"),
-        ("groupId", "g", "groupId='g': consumer groups are not available yet"),
-        ("startingOffsets", "group", "startingOffsets=group: consumer groups are not available"),
-        ("startingOffsetsFallback", "latest", "consumer groups are not available yet"),
+        ("groupId", " ", "groupId=' ' is empty"),
+        ("startingOffsets", "group", "startingOffsets=group needs the option groupId"),
+        ("endingOffsets", "group", "endingOffsets='group' is not earliest, latest or JSON"),
+        ("startingOffsetsFallback", "latest", "startingOffsetsFallback is for startingOffsets=gr"),
+        ("startingOffsetsFallback", "x", "Fallback='x' is not one of earliest, latest"),
         ("path", " ", "needs the path of the log"),
     ],
 )

@@ -328,8 +328,8 @@ def test_tasks_are_few_unless_asked_for(
         ({}, "One of the following options must be specified"),
         ({"subscribe": "orders", "startOffset": "x"}, "did you mean 'startingOffsets'?"),
         ({"subscribe": "orders", "failOnDataLoss": "maybe"}, "failOnDataLoss='maybe' is not"),
-        ({"subscribe": "orders", "groupId": "g"}, "consumer groups are not available yet"),
-        ({"subscribe": "orders", "startingOffsets": "group"}, "consumer groups are not available"),
+        ({"subscribe": "orders", "groupId": "g" * 300}, "g' has 300 bytes"),
+        ({"subscribe": "orders", "startingOffsets": "group"}, "needs the option groupId as well"),
     ],
 )
 def test_wrong_options_fail_at_load(
