@@ -4,8 +4,10 @@ from broker.errors import (
     AlreadyExists,
     BufferExhausted,
     Closed,
+    CommitFailed,
     CorruptLog,
     DiskFull,
+    FencedInstanceId,
     ForkedHandle,
     GroupNotEmpty,
     InvalidGroupName,
@@ -31,6 +33,7 @@ from broker.errors import (
     UnknownTopic,
     UnsupportedFormat,
 )
+from broker.listener import ConsumerRebalanceListener
 from broker.log import Log, PartitionDescription, TopicDescription
 from broker.log import open_log as open
 from broker.maintenance.keeping import TopicMaintenance
@@ -38,6 +41,7 @@ from broker.reader import TopicReader
 from broker.records import (
     BatchMetadata,
     ConsumerRecord,
+    OffsetAndMetadata,
     OffsetAndTimestamp,
     RecordMetadata,
     TopicPartition,
@@ -54,12 +58,15 @@ __all__ = [
     "BatchMetadata",
     "BufferExhausted",
     "Closed",
+    "CommitFailed",
     "Committed",
+    "ConsumerRebalanceListener",
     "ConsumerRecord",
     "CorruptLog",
     "Damage",
     "DiskFull",
     "FileSlice",
+    "FencedInstanceId",
     "ForkedHandle",
     "GroupNotEmpty",
     "InvalidGroupName",
@@ -73,6 +80,7 @@ __all__ = [
     "MissingFile",
     "NoPosition",
     "NotALog",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetOutOfRange",
     "OutcomeUnknown",

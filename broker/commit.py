@@ -70,7 +70,13 @@ class Kind(IntEnum):
     SEAL = 9
     TRIM = 10
     # Numbers from 32 on are those of groups.
+    JOIN = 32
+    LEAVE = 33
+    EVICT = 34
+    RELEASE = 35
+    ASSIGN = 36
     POSITION = 37
+    FORGET = 38
 
 
 _KINDS = {int(kind): kind for kind in Kind}

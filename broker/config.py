@@ -140,12 +140,7 @@ class ProducerOptions:
             raise InvalidOption(
                 f"partitioner={self.partitioner!r} is not sticky, round_robin or a function"
             )
-        if self.transactional_id is not None and (
-            not isinstance(self.transactional_id, str) or not self.transactional_id
-        ):
-            raise InvalidOption(
-                f"transactional_id={self.transactional_id!r} is not a text of 1 character or more"
-            )
+        _check_text(self, ("transactional_id",))
         _check_callables(self, ("key_serializer", "value_serializer"))
 
 
@@ -166,14 +161,28 @@ class ConsumerOptions:
     metadata_max_age_ms: int = _integer(5_000)
     request_timeout_ms: int = _integer(30_000)
     consumer_timeout_ms: float = _option(float("inf"), Rule(float, at_least=0))
+    group_instance_id: str | None = _option(None)
+    enable_auto_commit: bool = _option(True)
+    auto_commit_interval_ms: int = _integer(5_000)
+    session_timeout_ms: int = _integer(10_000, at_least=1)
+    heartbeat_interval_ms: int = _integer(3_000, at_least=1)
+    max_poll_interval_ms: int = _integer(300_000, at_least=1)
+    partition_assignment_strategy: Any = _option("sticky")
 
     def __post_init__(self) -> None:
-        if self.group_id is not None:
-            raise InvalidOption(
-                f"group_id={self.group_id!r}: consumer groups are not available yet; leave it out "
-                "and keep positions with consumer.position(...) and seek(...)"
-            )
         _check_callables(self, ("key_deserializer", "value_deserializer"))
+        _check_text(self, ("group_id", "group_instance_id"))
+        if self.group_instance_id is not None and self.group_id is None:
+            raise InvalidOption("group_instance_id needs a group_id")
+        if type(self.enable_auto_commit) is not bool:
+            raise InvalidOption(
+                f"enable_auto_commit={self.enable_auto_commit!r}: use True or False"
+            )
+        if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
+            raise InvalidOption(
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms} is over a third of "
+                f"session_timeout_ms={self.session_timeout_ms}; a member would look dead"
+            )
 
 
 Options = TypeVar("Options", ProducerOptions, ConsumerOptions)
@@ -196,3 +205,10 @@ def _check_callables(options: object, names: Iterable[str]) -> None:
         value = getattr(options, name)
         if value is not None and not callable(value):
             raise InvalidOption(f"{name}={value!r} cannot be called; give a function")
+
+
+def _check_text(options: object, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise InvalidOption(f"{name}={value!r} is not a text of 1 character or more")

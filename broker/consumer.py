@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +21,17 @@ from broker.errors import (
     NoPosition,
     UnknownPartition,
 )
-from broker.records import ConsumerRecord, OffsetAndTimestamp, TopicPartition
+from broker.listener import ConsumerRebalanceListener
+from broker.records import (
+    ConsumerRecord,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    TopicPartition,
+)
 from broker.subscription import Catalog, Subscription
+
+Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
+CommitCallback = Callable[[Offsets, Exception | None], None]
 
 # Frames smaller than this are merged into one batch; larger ones are handed over as they are.
 _MERGE_BYTES = 1 << 20
@@ -54,19 +64,25 @@ class Consumer:
 
     # What to read.
 
-    def subscribe(self, topics: Iterable[str] = (), pattern: str | None = None) -> None:
-        """Read all partitions of these topics, or of those whose whole name fits a pattern."""
+    def subscribe(
+        self,
+        topics: Iterable[str] = (),
+        pattern: str | None = None,
+        listener: ConsumerRebalanceListener | None = None,
+    ) -> None:
+        """Read all partitions of these topics, or of those whose whole name fits a pattern.
+
+        With a group, the members share the partitions, and the listener hears of every change.
+        """
         self._check_usable()
+        names = check_subscription(topics, pattern)
+        if listener is not None:
+            raise InvalidOption("a listener needs a consumer group; give a group_id")
         self._forget_positions()
-        if isinstance(topics, str):
-            raise InvalidOption(f"subscribe takes a list of topics; use [{topics!r}]")
-        names = list(topics)
-        if pattern is not None and names:
-            raise InvalidOption("subscribe takes topics or a pattern, not both")
         if pattern is None:
             self._subscription.use_topics(names)
         else:
-            self._subscription.use_pattern(_compile(pattern))
+            self._subscription.use_pattern(compile_pattern(pattern))
         self._assign_new()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
@@ -165,11 +181,16 @@ class Consumer:
     def paused(self) -> set[TopicPartition]:
         return set(self._paused)
 
-    def commit(self, offsets: Any = None) -> None:
-        raise InvalidOption("commit needs a consumer group; groups are not available yet")
+    def commit(self, offsets: Offsets | None = None) -> None:
+        raise InvalidOption("commit needs a consumer group; give a group_id")
 
-    def committed(self, partition: TopicPartition) -> int | None:
-        raise InvalidOption("committed needs a consumer group; groups are not available yet")
+    def commit_async(
+        self, offsets: Offsets | None = None, callback: CommitCallback | None = None
+    ) -> Future[None]:
+        raise InvalidOption("commit_async needs a consumer group; give a group_id")
+
+    def committed(self, partition: TopicPartition, metadata: bool = False) -> Any:
+        raise InvalidOption("committed needs a consumer group; give a group_id")
 
     # Reading.
 
@@ -315,9 +336,9 @@ class Consumer:
             if (size and (is_enough or now >= gather_until)) or now >= deadline:
                 return bool(self._chunks)
             self._chunks.clear()
-            self._watch.keep(self._subscription.directories())
+            self._watch.keep(self._directories())
             until = min(deadline, gather_until) if size else deadline
-            self._watch.wait(until - now)
+            self._watch.wait(self._wait_seconds(until - now))
 
     def _fetch_once(self) -> int:
         """Read what is there, fairly over the partitions; return how many bytes."""
@@ -344,15 +365,31 @@ class Consumer:
     def _assign_new(self) -> None:
         """Bring readers up to date, and give new partitions a position."""
         gone, added = self._subscription.refresh(self._positions)
-        for place in gone:
-            del self._positions[place]
+        self._drop(gone)
+        for place, is_late in added:
+            self._positions[place] = self._start(place, is_late=is_late)
+
+    def _start(self, place: TopicPartition, *, is_late: bool) -> int | None:
+        """Return where to begin in a partition."""
+        start, end = self._subscription.reader(place.topic).bounds(place.partition)
+        # One that appeared later is read from its beginning, or its first records were missed.
+        reset = "earliest" if is_late else self._options.auto_offset_reset
+        return {"earliest": start, "latest": end, "none": None}[reset]
+
+    def _drop(self, places: Iterable[TopicPartition]) -> None:
+        """Read these no longer."""
+        for place in places:
+            self._positions.pop(place, None)
             self._chunks.pop(place, None)
             self._paused.discard(place)
-        for place, is_late in added:
-            start, end = self._subscription.reader(place.topic).bounds(place.partition)
-            # One that appeared later is read from its beginning, or its first records were missed.
-            reset = "earliest" if is_late else self._options.auto_offset_reset
-            self._positions[place] = {"earliest": start, "latest": end, "none": None}[reset]
+
+    def _directories(self) -> set[str]:
+        """Return the directories in which news would show."""
+        return self._subscription.directories()
+
+    def _wait_seconds(self, seconds: float) -> float:
+        """Return for how long to wait for news, given until when the caller would."""
+        return seconds
 
     def _known_position(self, place: TopicPartition) -> int:
         position = self._positions[place]
@@ -393,7 +430,17 @@ class Consumer:
             raise Closed("consumer")
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def check_subscription(topics: Iterable[str], pattern: str | None) -> list[str]:
+    """Return the topics of a subscription as a list."""
+    if isinstance(topics, str):
+        raise InvalidOption(f"subscribe takes a list of topics; use [{topics!r}]")
+    names = list(topics)
+    if pattern is not None and names:
+        raise InvalidOption("subscribe takes topics or a pattern, not both")
+    return names
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:

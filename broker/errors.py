@@ -12,6 +12,8 @@ LogError
 ├── InvalidGroupName
 ├── UnknownGroup             no such consumer group, or deleted
 ├── GroupNotEmpty            only possible while a group has no members
+├── CommitFailed             positions of partitions that are not the member's (any more)
+├── FencedInstanceId         a newer consumer with the same group_instance_id exists
 ├── InvalidRecord            wrong type, wrong columns, or no key where one is needed
 │   └── RecordTooLarge
 ├── OffsetOutOfRange         the partition does not hold this offset
@@ -160,6 +162,35 @@ class GroupNotEmpty(LogError):
         return (
             f"group {group!r} has {count} active member{'s' if count != 1 else ''}: cannot {what}. "
             "Stop its consumers first, or use another group."
+        )
+
+
+class CommitFailed(LogError):
+    """Positions were refused: their partitions are not, or no longer, this member's."""
+
+    def __init__(self, group: str, why: str, generation: int) -> None:
+        super().__init__(group, why, generation)
+
+    def __str__(self) -> str:
+        group, why, generation = self.args
+        return (
+            f"group {group!r}, now at generation {generation}, refused the positions: {why}. "
+            "Nothing was written, and others read these records again: poll to go on as a member. "
+            "If polls are far apart, raise max_poll_interval_ms or lower max_poll_records."
+        )
+
+
+class FencedInstanceId(LogError):
+    """Another consumer has taken over this static member's name."""
+
+    def __init__(self, group: str, instance_id: str) -> None:
+        super().__init__(group, instance_id)
+
+    def __str__(self) -> str:
+        group, instance_id = self.args
+        return (
+            f"a newer consumer of group {group!r} has group_instance_id={instance_id!r}; close "
+            "this one, or give each its own"
         )
 
 

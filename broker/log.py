@@ -24,7 +24,7 @@ from broker.errors import (
     UnknownTopic,
     UnsupportedFormat,
 )
-from broker.group import Groups
+from broker.group import GroupConsumer, Groups
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
 from broker.maintenance.keeper import Keeper
 from broker.maintenance.keeping import Progress, Round, TopicMaintenance
@@ -180,7 +180,10 @@ class Log:
     def consumer(self, *topics: str, **options: Any) -> Consumer:
         """Return a consumer of these topics; see `broker.config.ConsumerOptions`."""
         parsed = parse_options(ConsumerOptions, "consumer", options)
-        return Consumer(Catalog(self._storage, self.topics, self._open_reader), topics, parsed)
+        catalog = Catalog(self._storage, self.topics, self._open_reader)
+        if parsed.group_id is None:
+            return Consumer(catalog, topics, parsed)
+        return GroupConsumer(catalog, self._groups, topics, parsed)
 
     def groups(self) -> list[str]:
         """Return the names of all consumer groups."""

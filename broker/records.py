@@ -32,6 +32,13 @@ class BatchMetadata(NamedTuple):
     timestamp: int
 
 
+class OffsetAndMetadata(NamedTuple):
+    """A position of a group with a note of whoever committed it."""
+
+    offset: int
+    metadata: str = ""
+
+
 class OffsetAndTimestamp(NamedTuple):
     """The answer to a look-up by time."""
 

@@ -56,6 +56,13 @@ class Subscription:
                 raise UnknownPartition(place.topic, place.partition, count)
         self._partitions = partitions
 
+    def keep_partitions(self, partitions: list[TopicPartition]) -> None:
+        """Read exactly these from now on; readers that are still needed stay open."""
+        self._topics, self._pattern, self._partitions = [], None, partitions
+        needed = {place.topic for place in partitions}
+        for topic in self._readers.keys() - needed:
+            self._readers.pop(topic).close()
+
     def topics(self) -> set[str]:
         if self._partitions is not None:
             return {place.topic for place in self._partitions}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from broker.commit import Author, Kind, pack
-from broker.errors import AlreadyExists, UnknownGroup
+from broker.errors import AlreadyExists, CommitFailed, GroupNotEmpty, InvalidOption, UnknownGroup
 from broker.group import checkpoint, names
-from broker.group.state import GroupState, Position
+from broker.group.assignment import common_strategy
+from broker.group.state import GroupState, KnownTopic, Member, Position, format_places
 from broker.home import Home, remove_deleted
 from broker.ledger import Ledger, new_token
 from broker.records import TopicPartition
@@ -18,6 +20,9 @@ from broker.synced import Synced
 # Small: a group's commits are short, and its past is of no use to anybody.
 _FILE_BYTES_MAX = 4 << 20
 _CHECKPOINT_COMMITS = 1000
+_LOCK_WAIT_MS = 30_000
+
+Seen = TypeVar("Seen")
 
 
 def group_home(name: str, incarnation: int) -> Home:
@@ -40,32 +45,211 @@ class Group(Ledger[GroupState]):
     ) -> None:
         super().__init__(storage, group_home(name, incarnation), write=write)
 
+    def look(self, see: Callable[[GroupState], Seen]) -> Seen:
+        """Read on, and return what `see` makes of the state while nobody changes it.
+
+        Raises:
+            UnknownGroup: the group was deleted.
+        """
+        with self._mutex:
+            self._check_usable()
+            if self._is_stale:
+                self._load()
+            else:
+                self._read_on()
+            if self.state.is_deleted:
+                raise self.home.deleted()
+            return see(self.state)
+
+    def alone(self, act: Callable[[GroupState], Seen]) -> Seen:
+        """Do something under the lock, up to date: nobody joins, leaves or is evicted meanwhile."""
+        with self._entered():
+            return act(self.state)
+
+    # Members.
+
+    def join(self, member: Member) -> Member | None:
+        """Add a member; return the one it replaces, if it has the same instance id."""
+        leases = self.storage.list(f"{self.directory}/leases")
+        with self._entered() as state:
+            # A member writes its lease after its join: these are of members that are gone.
+            for name in leases:
+                if name not in state.members:
+                    self.storage.remove(f"{self.directory}/leases/{name}")
+            old = state.instance(member.instance_id) if member.instance_id is not None else None
+            others = [one for one in state.members.values() if one is not old]
+            known = [one.strategies for one in others] + [member.strategies]
+            if common_strategy(known) is None:
+                raise InvalidOption(
+                    f"partition_assignment_strategy={', '.join(member.strategies)}: the members of "
+                    f"group {self.name!r} use {', '.join(others[0].strategies)}; use one of these"
+                )
+            replaces = {} if old is None else {"replaces": old.member_id}
+            self._record(Kind.JOIN, {**member.details(), **replaces})
+            return old
+
+    def leave(self, member_id: str) -> None:
+        """Remove a member that goes by itself; it may be gone already."""
+        with self._entered() as state:
+            if member_id in state.members:
+                self._record(Kind.LEAVE, {"member": member_id})
+
+    def evict(
+        self,
+        member_ids: Iterable[str],
+        *,
+        by: str | None,
+        is_dead: Callable[[str], bool],
+        timeout_ms: int = _LOCK_WAIT_MS,
+    ) -> list[str]:
+        """Remove members that are dead; return those that were removed.
+
+        Args:
+            by: the member that noticed; one that was evicted itself evicts nobody. None for tools.
+            is_dead: asked again under the lock, under which those who were away come back.
+        """
+        with self._entered(timeout_ms) as state:
+            if by is not None and by not in state.members:
+                return []
+            gone = [one for one in member_ids if one in state.members and is_dead(one)]
+            if gone:
+                self._record(Kind.EVICT, {"members": gone})
+            return gone
+
+    def release(self, member_id: str, places: Iterable[TopicPartition]) -> None:
+        """Give up partitions that this member has: from here on they are another's."""
+        with self._entered() as state:
+            given = [
+                place
+                for place in places
+                if place in state.owners and state.owners[place].member_id == member_id
+            ]
+            if given:
+                details = {"member": member_id, "partitions": format_places(given)}
+                self._record(Kind.RELEASE, details)
+
+    def assign(
+        self,
+        make: Callable[[GroupState], tuple[dict[str, KnownTopic], dict[str, Any]] | None],
+        timeout_ms: int = _LOCK_WAIT_MS,
+    ) -> bool:
+        """Commit the assignment that `make` returns for the state under the lock, if any."""
+        with self._entered(timeout_ms) as state:
+            made = make(state)
+            if made is None:
+                return False
+            topics, members = made
+            generation = state.generation + 1
+            details = {"generation": generation, "topics": topics, "members": members}
+            self._record(Kind.ASSIGN, details)
+            return True
+
+    # Positions.
+
+    def commit_positions(
+        self, positions: Mapping[TopicPartition, Position], *, member_id: str, generation: int
+    ) -> None:
+        """Commit positions of a member.
+
+        Raises:
+            CommitFailed: it does not have one of the partitions (any more); nothing was written.
+        """
+        with self._entered() as state:
+            self._check_owner(state, positions, member_id, generation)
+            self._record_positions(positions, {"member": member_id, "generation": generation})
+
     def publish(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Commit positions on behalf of somebody who is not a member."""
-        self._lock()
-        try:
-            self._commit_positions(positions, {})
-        finally:
-            self._unlock()
-        self._checkpoint_now_and_then()
+        with self._entered() as state:
+            self.check_empty(state, "commit positions from outside")
+            self._record_positions(positions, {})
+
+    def forget(self, places: Iterable[TopicPartition]) -> None:
+        """Remove positions of a group without members."""
+        with self._entered() as state:
+            self.check_empty(state, "remove positions")
+            known = [place for place in places if place in state.positions]
+            if known:
+                self._record(Kind.FORGET, {"positions": format_places(known)})
+
+    def expire(self) -> int:
+        """Remove the positions that are too old by the group's setting; return how many."""
+        with self._entered():
+            return self._expire()
+
+    # The group itself.
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Change settings; a value of None goes back to the default."""
+        with self._entered() as state:
+            merged = {**state.config, **config}
+            kept = {name: value for name, value in merged.items() if value is not None}
+            self._record(Kind.CONFIG, {"config": kept})
 
     def delete(self) -> None:
         """Commit the end of this incarnation, then remove its files."""
-        self._change(Kind.DELETE, lambda state: {})
+
+        def check(state: GroupState) -> dict[str, Any]:
+            self.check_empty(state, "delete it")
+            return {}
+
+        self._change(Kind.DELETE, check)
         self.close()
         remove_deleted(self.storage, self.home)
 
-    def _commit_positions(
-        self, positions: Mapping[TopicPartition, Position], who: dict[str, Any]
+    def check_empty(self, state: GroupState, what: str) -> None:
+        if state.members:
+            raise GroupNotEmpty(self.name, len(state.members), what)
+
+    def _check_owner(
+        self,
+        state: GroupState,
+        places: Iterable[TopicPartition],
+        member_id: str,
+        generation: int,
     ) -> None:
-        """Under the lock: one commit with all these positions."""
-        self._commit(Kind.POSITION, Author(new_token()), details={**who, **_details(positions)})
+        if member_id not in state.members:
+            raise CommitFailed(self.name, "this consumer is no longer a member", state.generation)
+        for place in places:
+            owner = state.owners.get(place)
+            if owner is None or owner.member_id != member_id or generation < owner.generation:
+                what = f"{place.topic}-{place.partition} does not belong to this member"
+                raise CommitFailed(self.name, what, state.generation)
+
+    @contextmanager
+    def _entered(self, timeout_ms: int = _LOCK_WAIT_MS) -> Iterator[GroupState]:
+        """Hold the lock; afterwards write a checkpoint if it is time for one."""
+        self._lock(timeout_ms)
+        try:
+            before = self.state.number
+            yield self.state
+            after = self.state.number
+        finally:
+            self._unlock()
+        if before // self._checkpoint_commits != after // self._checkpoint_commits:
+            self._write_soft_checkpoint()
+
+    def _record(self, kind: Kind, details: dict[str, Any]) -> None:
+        """Under the lock: write one commit, and end the file if it is full."""
+        self._commit(kind, Author(new_token()), details=details)
         if self.state.position >= self._file_bytes_max:
             self._roll_if_possible()
 
-    def _checkpoint_now_and_then(self) -> None:
-        if self.state.number % self._checkpoint_commits == 0:
-            self._write_soft_checkpoint()
+    def _record_positions(
+        self, positions: Mapping[TopicPartition, Position], who: dict[str, Any]
+    ) -> None:
+        self._record(Kind.POSITION, {**who, **_details(positions)})
+
+    def _expire(self) -> int:
+        old = self.state.expired_positions(self._clock() // 1_000_000)
+        if old:
+            self._commit(
+                Kind.FORGET, Author(new_token()), details={"positions": format_places(old)}
+            )
+        return len(old)
+
+    def _before_end_of_file(self) -> None:
+        self._expire()
 
     def _new_state(self) -> GroupState:
         return GroupState(self.home.incarnation)

@@ -22,7 +22,7 @@ class Groups:
 
     def __init__(self, storage: LocalStorage, open_topic: Callable[[str], Topic]) -> None:
         self._storage = storage
-        self._open_topic = open_topic
+        self.open_topic = open_topic
 
     def names(self) -> list[str]:
         """Return the names of all groups, sorted."""
@@ -101,7 +101,7 @@ class Groups:
         """Return incarnation and epoch of each topic."""
         marks = {}
         for name in set(topics):
-            topic = self._open_topic(name)
+            topic = self.open_topic(name)
             marks[name] = (topic.state.incarnation, topic.state.epoch)
             topic.close()
         return marks
