@@ -138,11 +138,28 @@ def test_a_group_is_opened_from_a_checkpoint(
     for offset in range(100):
         opened.publish({FIRST: position(offset, f"note {offset}")})
     opened.close()
-    assert len(storage.list("groups/billing/1/journal")) > 5
     assert storage.list("groups/billing/1/checkpoint")
     again = Group(storage, "billing", 1)
     assert again.state == opened.state
     again.close()
+
+
+def test_the_past_of_a_group_is_removed_and_slow_readers_go_on(
+    log: broker.Log, storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_FILE_BYTES_MAX", 2000)
+    log.publish_positions("billing", {})
+    opened = open_group(storage)
+    slow = Group(storage, "billing", 1)
+    other = open_group(storage)
+    for offset in range(500):
+        opened.publish({FIRST: position(offset)})
+        assert len(storage.list("groups/billing/1/journal")) <= 4
+    assert slow.refresh() == opened.state
+    other.publish({SECOND: position(7)})
+    assert opened.refresh().positions[SECOND].offset == 7
+    for each in (opened, slow, other):
+        each.close()
 
 
 def test_a_group_that_is_deleted_and_made_again_is_empty(

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from broker.commit import Author, Kind, pack
-from broker.errors import AlreadyExists, CommitFailed, GroupNotEmpty, InvalidOption, UnknownGroup
+from broker.errors import (
+    AlreadyExists,
+    CommitFailed,
+    GroupNotEmpty,
+    InvalidOption,
+    StorageError,
+    UnknownGroup,
+)
 from broker.group import checkpoint, names
 from broker.group.assignment import common_strategy
 from broker.group.state import GroupState, KnownTopic, Member, Position, format_places
 from broker.home import Home, remove_deleted
-from broker.ledger import Ledger, new_token
+from broker.ledger import CompleteFile, Ledger, new_token
 from broker.records import TopicPartition
 from broker.storage import LocalStorage
 from broker.synced import Synced
+
+logger = logging.getLogger(__name__)
 
 # Small: a group's commits are short, and its past is of no use to anybody.
 _FILE_BYTES_MAX = 4 << 20
@@ -250,6 +260,15 @@ class Group(Ledger[GroupState]):
 
     def _before_end_of_file(self) -> None:
         self._expire()
+
+    def _finish_file(self, file: CompleteFile, number: int, data: bytes) -> None:
+        """After a new checkpoint, remove what nobody needs: only the state of a group counts."""
+        super()._finish_file(file, number, data)
+        try:
+            for covered in self.covered_files():
+                self.storage.remove(self.journal.file_path(covered))
+        except StorageError as error:
+            logger.warning("could not remove old files of group %r: %s", self.name, error)
 
     def _new_state(self) -> GroupState:
         return GroupState(self.home.incarnation)
