@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -17,12 +17,24 @@ ROWS = 10_000
 def main() -> None:
     role, root = sys.argv[1:]
     log = broker.open(root)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # The kernel's own account of the most memory ever held is handed down by the process that
+    # started this one: begin it anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = held_kib("VmRSS")
     # The topic holds both producers' bytes in the end: half is sent in each way.
     {"send": send, "send_batch": send_batch, "iterate": iterate, "poll_batches": poll_batches}[
         role
     ](log)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print((held_kib("VmHWM") - before) / 1024)
+
+
+def held_kib(what: str) -> int:
+    """Return a figure of this process's memory, mapped files included."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == what:
+            return int(value.split()[0])
+    raise KeyError(what)
 
 
 def send(log: broker.Log) -> None:
