@@ -6,25 +6,33 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import log_bench
+from benchmarks import log_bench, spark_bench
 from benchmarks.table import Row, keep, show
 
 RESULTS = Path(__file__).parent / "results"
+SUITES = {
+    "log": ("The log on local disk: 100-byte values, 4 partitions", log_bench.BENCHMARKS),
+    "spark": ("The log through Spark: 100-byte values, 4 partitions", spark_bench.BENCHMARKS),
+}
 
 
 def main() -> int:
     wanted = sys.argv[1:]
-    rows: list[Row] = []
-    for benchmark in log_bench.BENCHMARKS:
-        name = benchmark.__name__
-        if wanted and not any(part in name for part in wanted):
-            continue
-        print(f"{name} …", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as directory:
-            rows += benchmark(Path(directory))
-    show("The log on local disk: 100-byte values, 4 partitions", rows)
-    if not wanted:
-        keep(RESULTS / "log.json", rows)
+    for suite, (title, benchmarks) in SUITES.items():
+        chosen = [
+            one
+            for one in benchmarks
+            if not wanted or any(part in f"{suite}.{one.__name__}" for part in wanted)
+        ]
+        rows: list[Row] = []
+        for benchmark in chosen:
+            print(f"{suite}.{benchmark.__name__} …", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as directory:
+                rows += benchmark(Path(directory))
+        if rows:
+            show(title, rows)
+        if len(chosen) == len(benchmarks):
+            keep(RESULTS / f"{suite}.json", rows)
     return 0
 
 

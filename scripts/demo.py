@@ -1,199 +1,265 @@
-"""The log at work: a producer is killed in the middle of writing, and nothing is lost or doubled.
+"""The main job: orders are written, Spark enriches them, is killed in the middle, and goes on.
+
+Three processes: a producer writes to topic `orders`; a streaming query reads it and writes topic
+`enriched`, exactly once; this one kills the query with SIGKILL in the middle of a batch, starts it
+again from its checkpoint, and in the end counts what came out.
 
 Run by `make demo`. Uses a temporary directory, or the one that LOG_ROOT names, which is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import broker
 from broker import TopicPartition
 from broker.cli.output import print_table
 
-TOPIC = "orders"
+ORDERS, ENRICHED, GROUP = "orders", "enriched", "enricher"
 PARTITIONS = 4
-KILL_AFTER = 20_000
 TOTAL = 60_000
-ACKNOWLEDGE_EVERY = 500
+ORDERS_PER_SECOND = 2_500
+BATCH_MAX = 4_000
 CUSTOMERS = 500
+# Batches that the first query finishes before it is killed in the next.
+BATCHES_BEFORE_KILL = 3
+PATIENCE_SECONDS = 300
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(prefix="spark-log-demo-") as scratch:
         root = os.environ.get("LOG_ROOT") or str(Path(scratch, "log"))
-        return run(root)
+        return run(root, Path(scratch))
 
 
-def run(root: str) -> int:
+def run(root: str, scratch: Path) -> int:
+    started = time.monotonic()
     log = broker.open(root)
-    if TOPIC in log.topics():
-        log.delete_topic(TOPIC)
-    log.create_topic(TOPIC, PARTITIONS, config={"segment.bytes": 512 << 10})
-    say(f"A log in {root}, topic {TOPIC!r} with {PARTITIONS} partitions.")
-    follower = Follower(log)
-    follower.start()
-    started = time.time()
-    acknowledged = produce_until_killed(root)
-    first_count = count_records(log)
-    say(
-        f"Producer 1 was killed (SIGKILL) with {acknowledged:,} orders acknowledged; "
-        f"the log holds {first_count:,}."
-    )
-    middle_ms = int(time.time() * 1000)
-    acknowledged = run_producer(root, stop_at=None)
-    say(f"Producer 2 looked where the log ends and went on; {acknowledged:,} acknowledged.")
-    follower.finish(count_records(log))
-    show_offsets(log)
-    show_look_ups(log, middle_ms)
-    is_right = show_counts(log, acknowledged, follower.ids, time.time() - started)
-    show_files(root)
+    for topic in (ORDERS, ENRICHED):
+        with contextlib.suppress(broker.UnknownTopic):
+            log.delete_topic(topic)
+        log.create_topic(topic, PARTITIONS)
+    say(f"A log in {root}: topics {ORDERS!r} and {ENRICHED!r}, {PARTITIONS} partitions each.")
+    with start("--produce", root) as producer, Enricher(root, scratch) as enricher:
+        say(f"A producer writes {TOTAL:,} orders, {ORDERS_PER_SECOND:,} a second.")
+        say(f"Spark starts to copy them to {ENRICHED!r}, with tax, exactly once …")
+        killed = enricher.kill_in_a_batch()
+        say(
+            f"Spark was killed (SIGKILL) in the middle of batch {killed}: "
+            f"{count(log, ORDERS):,} orders in, {count(log, ENRICHED):,} out."
+        )
+        enricher.start()
+        say("Spark starts again from its checkpoint; the producer has never stopped …")
+        wait_for(lambda: producer.poll() is not None, "the producer", enricher, interval=0.2)
+        wait_for(lambda: lag(log) == 0, "the query to catch up", enricher, interval=0.2)
+        say(f"All is read: {count(log, ORDERS):,} orders in, {count(log, ENRICHED):,} out.")
+    is_right = show(log, enricher.batch_count(), time.monotonic() - started)
     return 0 if is_right else 1
 
 
-# Writing, in a process of its own.
-
-
-def produce_until_killed(root: str) -> int:
-    return run_producer(root, stop_at=KILL_AFTER)
-
-
-def run_producer(root: str, stop_at: int | None) -> int:
-    """Start a producer and return the last order it said was committed; kill it at `stop_at`."""
-    command = [sys.executable, __file__, "--produce", root]
-    acknowledged = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            acknowledged = int(line)
-            if stop_at is not None and acknowledged >= stop_at:
-                process.send_signal(signal.SIGKILL)
-                stop_at = None
-    return acknowledged
+# The producer, in a process of its own.
 
 
 def produce(root: str) -> None:
-    """Write orders from where the log ends; say after each few how many are committed."""
-    log = broker.open(root, create=False)
+    """Write orders at a steady rate."""
     chance = random.Random(7)
-    with log.producer(linger_ms=1, compression_type="lz4") as producer:
-        first = count_records(log)
-        for number in range(first, TOTAL):
+    began = time.monotonic()
+    with broker.open(root, create=False).producer(compression_type="lz4") as producer:
+        for number in range(TOTAL):
             customer = f"customer-{chance.randrange(CUSTOMERS)}"
             order = {"id": number, "customer": customer, "amount": chance.randint(1, 99)}
-            future = producer.send(TOPIC, json.dumps(order).encode(), key=customer.encode())
-            if (number + 1) % ACKNOWLEDGE_EVERY == 0:
-                # One producer's commits keep their order: this one is behind all before it.
-                future.add_callback(acknowledge, number + 1)
+            producer.send(ORDERS, json.dumps(order).encode(), key=customer.encode())
+            if number % 100 == 0:
+                time.sleep(max(0.0, began + number / ORDERS_PER_SECOND - time.monotonic()))
 
 
-def acknowledge(count: int, _metadata: broker.RecordMetadata) -> None:
-    print(count, flush=True)
+# The streaming query, in a process of its own: what a user would write.
 
 
-# Reading meanwhile.
+def enrich(root: str, checkpoint: str) -> None:
+    """Run the query until there is something to read on the standard input."""
+    from pyspark.sql import functions as F
+
+    import spark_log
+
+    spark = spark_log.session("enrich", **{"spark.master": "local[2]", "spark.ui.enabled": False})
+    orders = (
+        spark.readStream.format("log")
+        .option("subscribe", ORDERS)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", BATCH_MAX)
+        .option("groupId", GROUP)
+        .load(root)
+    )
+    order = F.from_json(F.col("value").cast("string"), "id BIGINT, customer STRING, amount INT")
+    enriched = orders.select("key", order.alias("order")).select(
+        "key", F.to_json(F.struct("order.*", (F.col("order.amount") * 1.19).alias("gross")))
+        .alias("value")
+    )  # fmt: skip
+    query = (
+        enriched.writeStream.format("log")
+        .option("topic", ENRICHED)
+        .option("checkpointLocation", checkpoint)
+        .start(root)
+    )
+    while query.isActive and not select.select([sys.stdin], [], [], 0.2)[0]:
+        pass
+    query.stop()
+    spark.stop()
+    if query.exception() is not None:
+        raise SystemExit(str(query.exception()))
 
 
-class Follower(threading.Thread):
-    """A consumer that follows the topic from before the first record."""
+class Enricher:
+    """The process of the query; a killed one is started again from the same checkpoint."""
 
-    def __init__(self, log: broker.Log) -> None:
-        super().__init__(daemon=True)
-        self._log = log
-        self._end: int | None = None
-        self.ids: Counter[int] = Counter()
+    def __init__(self, root: str, scratch: Path) -> None:
+        self._root = root
+        self._checkpoint = scratch / "checkpoint"
+        self._output = scratch / "spark-output"
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> None:
-        with self._log.consumer(TOPIC, auto_offset_reset="earliest") as consumer:
-            while self._end is None or self.ids.total() < self._end:
-                for batch in consumer.poll_batches(timeout_ms=200).values():
-                    self.ids.update(ids_of(batch))
+    def __enter__(self) -> Enricher:
+        self.start()
+        return self
 
-    def finish(self, record_count: int) -> None:
-        self._end = record_count
-        self.join(timeout=10)
+    def __exit__(self, kind: object, *exception: object) -> None:
+        assert self._process is not None
+        if kind is not None:
+            self._kill()
+            sys.stderr.write(self._output.read_text())
+        else:
+            self._process.communicate(b"stop\n", timeout=PATIENCE_SECONDS)
+
+    def start(self) -> None:
+        with self._output.open("ab") as output:
+            self._process = start(
+                "--enrich", self._root, str(self._checkpoint), stdin=subprocess.PIPE, stderr=output
+            )
+
+    def kill_in_a_batch(self) -> int:
+        """Kill Spark, all of its processes, in a batch that has begun; return its number."""
+        wait_for(self._is_far_enough, "the first batches", self, interval=0.01)
+        number = self._running_batch()
+        self._kill()
+        return number
+
+    def check_alive(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            raise SystemExit("Spark ended by itself; what it said is above")
+
+    def batch_count(self) -> int:
+        return max(self._numbers("commits")) + 1
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _is_far_enough(self) -> bool:
+        return self._running_batch() >= BATCHES_BEFORE_KILL
+
+    def _running_batch(self) -> int:
+        """Return the number of the batch that has begun and has not ended, or -1."""
+        running = self._numbers("offsets") - self._numbers("commits")
+        return max(running, default=-1)
+
+    def _numbers(self, kind: str) -> set[int]:
+        return {
+            int(path.name) for path in (self._checkpoint / kind).glob("*") if path.name.isdigit()
+        }
 
 
-def ids_of(batch: object) -> list[int]:
-    return [json.loads(value)["id"] for value in batch.column("value").to_pylist()]
+def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, *arguments]
+    return subprocess.Popen(command, start_new_session=True, **options)  # type: ignore[call-overload]
 
 
-def count_records(log: broker.Log) -> int:
-    return log.describe_topic(TOPIC).record_count
+# Waiting, counting, showing.
 
 
-# Showing.
+def wait_for(is_true: Callable[[], bool], what: str, enricher: Enricher, interval: float) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not is_true():
+        enricher.check_alive()
+        if time.monotonic() > end:
+            raise SystemExit(f"waited {PATIENCE_SECONDS} s for {what}")
+        time.sleep(interval)
+
+
+def count(log: broker.Log, topic: str) -> int:
+    return log.describe_topic(topic).record_count
+
+
+def lag(log: broker.Log) -> int:
+    """Return how far the query's group is behind the orders."""
+    positions = log.group_positions(GROUP)
+    return count(log, ORDERS) - sum(positions.values())
+
+
+def ids(log: broker.Log, topic: str) -> Counter[int]:
+    """Return how often each order is in a topic."""
+    found: Counter[int] = Counter()
+    with log.consumer(topic, auto_offset_reset="earliest") as consumer:
+        while batches := consumer.poll_batches(timeout_ms=0):
+            for batch in batches.values():
+                found.update(json.loads(value)["id"] for value in batch.column("value").to_pylist())
+    return found
+
+
+def show(log: broker.Log, batch_count: int, seconds: float) -> bool:
+    """Print what came out, and tell whether it is right."""
+    orders, enriched = ids(log, ORDERS), ids(log, ENRICHED)
+    lost = sum((orders - enriched).values())
+    doubled = enriched.total() - len(enriched)
+    damage = log.verify().damage
+    print()
+    facts = [
+        ["records in", f"{orders.total():,}"],
+        ["records out", f"{enriched.total():,}"],
+        ["duplicates", f"{doubled:,}"],
+        ["lost", f"{lost:,}"],
+        ["damaged places", f"{len(damage):,}"],
+        ["micro-batches", f"{batch_count:,}"],
+        ["seconds", f"{seconds:.0f}"],
+    ]
+    print_table([f"{ORDERS} → {ENRICHED}", ">count"], facts)
+    print()
+    show_group(log)
+    return orders.total() == TOTAL and orders == enriched and not damage and lag(log) == 0
+
+
+def show_group(log: broker.Log) -> None:
+    positions = log.group_positions(GROUP)
+    rows = []
+    for one in log.describe_topic(ORDERS).partitions:
+        at = positions[TopicPartition(ORDERS, one.partition)]
+        rows.append([GROUP, f"{ORDERS}-{one.partition}", f"{at:,}", f"{one.end_offset:,}",
+                     f"{one.end_offset - at:,}"])  # fmt: skip
+    print_table(["group", "partition", ">position", ">end", ">lag"], rows)
 
 
 def say(text: str) -> None:
     print(f"\x1b[1;32m•\x1b[0m {text}" if sys.stdout.isatty() else f"* {text}", flush=True)
 
 
-def show_offsets(log: broker.Log) -> None:
-    rows = [
-        [one.partition, f"{one.start_offset:,}", f"{one.end_offset:,}"]
-        for one in log.describe_topic(TOPIC).partitions
-    ]
-    print()
-    print_table([">partition", ">start offset", ">end offset"], rows)
-    print()
-
-
-def show_look_ups(log: broker.Log, middle_ms: int) -> None:
-    """Find an offset by time in the busiest partition, and read again from there."""
-    busiest = max(log.describe_topic(TOPIC).partitions, key=lambda one: one.record_count)
-    place = TopicPartition(TOPIC, busiest.partition)
-    with log.consumer(auto_offset_reset="earliest") as consumer:
-        consumer.assign([place])
-        found = consumer.offsets_for_times({place: middle_ms})[place]
-        assert found is not None, "orders were written after that time"
-        say(f"First record of partition {place.partition} after the kill: offset {found.offset:,}.")
-        consumer.seek(place, found.offset)
-        (record, *_) = consumer.poll(timeout_ms=1000, max_records=1)[place]
-        say(f"Replay from offset {record.offset:,}: {record.value.decode()}")
-
-
-def show_counts(log: broker.Log, acknowledged: int, followed: Counter[int], seconds: float) -> bool:
-    with log.consumer(TOPIC, auto_offset_reset="earliest", consumer_timeout_ms=0) as consumer:
-        ids = Counter(json.loads(record.value)["id"] for record in consumer)
-    lost = sum(1 for number in range(acknowledged) if number not in ids)
-    doubled = ids.total() - len(ids)
-    report = log.verify(TOPIC)
-    is_right = acknowledged == TOTAL == ids.total() and not lost and not doubled
-    is_right = is_right and followed == ids and report.is_sound
-    rows = [
-        ["acknowledged", f"{acknowledged:,}"],
-        ["in the log", f"{ids.total():,}"],
-        ["seen by the follower", f"{followed.total():,}"],
-        ["lost", lost],
-        ["duplicates", doubled],
-        ["damaged places", len(report.damage)],
-        ["seconds", f"{seconds:.1f}"],
-    ]
-    print()
-    print_table(["orders", ">count"], rows)
-    print()
-    return is_right
-
-
-def show_files(root: str) -> None:
-    paths = sorted(path for path in Path(root).rglob("*") if path.is_file())
-    rows = [[path.relative_to(root), f"{path.stat().st_size:,}"] for path in paths]
-    print_table(["file", ">bytes"], rows)
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--produce"]:
         produce(sys.argv[2])
+    elif sys.argv[1:2] == ["--enrich"]:
+        enrich(*sys.argv[2:])
     else:
         sys.exit(main())

@@ -26,13 +26,19 @@ pytestmark = pytest.mark.spark
 JOB = Path(__file__).with_name("spark_job.py")
 LIBRARIES = Path(pyspark.__file__).parent.parent
 PARTITIONS = 3
+# Spark starts in ten seconds; on a busy machine it takes minutes.
+PATIENCE_SECONDS = 280
 
 
 def run_job(name: str, *arguments: object, **environment: str) -> Any:
     """Run a job to its end and return what it reported."""
     command = [sys.executable, str(JOB), name, *map(str, arguments)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=180, env=os.environ | environment
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=os.environ | environment,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(done.stdout) if done.stdout.strip() else None
@@ -89,7 +95,7 @@ def kill_and_restart(
     log.create_topic(topic, partitions=PARTITIONS)
     log.create_topic(f"{topic}-copy", partitions=PARTITIONS)
     job = CopyJob(log.root, topic, start, tmp_path / topic)
-    with Feeder(log, topic) as feeder:
+    with job, Feeder(log, topic) as feeder:
         job.start()
         job.wait_for_batch(0)
         time.sleep(chance.random() * 0.3)
@@ -101,8 +107,9 @@ def kill_and_restart(
             job.wait_for_batch(job.last_batch() + 1)
             time.sleep(chance.random() * 1.5)
             job.kill()
-    job.start(mode="finish")
-    job.wait()
+    with job:
+        job.start(mode="finish")
+        job.wait()
     expected = Counter(
         b"%d-%d" % (partition, offset)
         for partition, sent in enumerate(feeder.counts)
@@ -150,6 +157,13 @@ class CopyJob:
         self._checkpoint = checkpoint
         self._process: subprocess.Popen[bytes] | None = None
 
+    def __enter__(self) -> CopyJob:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
     def start(self, *, mode: str = "follow") -> None:
         command = [sys.executable, str(JOB), *self._arguments, mode]
         output = self._checkpoint.with_suffix(".output")
@@ -161,7 +175,7 @@ class CopyJob:
     def wait_for_batch(self, number: int) -> None:
         """Wait until a batch has begun: its end is in the checkpoint."""
         assert self._process is not None
-        end = time.monotonic() + 120
+        end = time.monotonic() + PATIENCE_SECONDS
         while not (self._checkpoint / "offsets" / str(number)).exists():
             assert self._process.poll() is None, "the job ended"
             assert time.monotonic() < end, "the job does nothing"
@@ -174,7 +188,7 @@ class CopyJob:
 
     def wait(self) -> None:
         assert self._process is not None
-        assert self._process.wait(timeout=120) == 0
+        assert self._process.wait(timeout=PATIENCE_SECONDS) == 0
 
     def last_batch(self) -> int:
         files = (self._checkpoint / "offsets").iterdir()
