@@ -33,6 +33,7 @@ from broker.errors import (
     UnknownTopic,
     UnsupportedFormat,
 )
+from broker.group import GroupDescription, MemberDescription, PartitionLag, Reset
 from broker.listener import ConsumerRebalanceListener
 from broker.log import Log, PartitionDescription, TopicDescription
 from broker.log import open_log as open
@@ -65,9 +66,10 @@ __all__ = [
     "CorruptLog",
     "Damage",
     "DiskFull",
-    "FileSlice",
     "FencedInstanceId",
+    "FileSlice",
     "ForkedHandle",
+    "GroupDescription",
     "GroupNotEmpty",
     "InvalidGroupName",
     "InvalidOption",
@@ -77,6 +79,7 @@ __all__ = [
     "Log",
     "LogError",
     "LogNotFound",
+    "MemberDescription",
     "MissingFile",
     "NoPosition",
     "NotALog",
@@ -85,9 +88,11 @@ __all__ = [
     "OffsetOutOfRange",
     "OutcomeUnknown",
     "PartitionDescription",
+    "PartitionLag",
     "ProducerFenced",
     "RecordMetadata",
     "RecordTooLarge",
+    "Reset",
     "SequenceError",
     "SliceBatch",
     "Stage",

@@ -109,6 +109,19 @@ def topic_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name, default) for name, (_rule, default) in TOPIC_SETTINGS.items()}
 
 
+GROUP_SETTINGS: dict[str, tuple[Rule, Any]] = {
+    "offsets.retention.minutes": (Rule(int, at_least=1, is_optional=True), None),
+}
+
+
+def parse_group_settings(given: Mapping[str, object]) -> dict[str, Any]:
+    """Check the settings of a group; None goes back to the default."""
+    for name in given:
+        if name not in GROUP_SETTINGS:
+            raise unknown_name("group setting", name, GROUP_SETTINGS)
+    return {name: GROUP_SETTINGS[name][0].parse(name, value) for name, value in given.items()}
+
+
 def _option(default: Any, rule: Rule | None = None) -> Any:
     return field(default=default, metadata={"rule": rule})
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from broker import stage
 from broker import topic as topics
-from broker.config import ConsumerOptions, ProducerOptions, parse_options, parse_topic_settings
+from broker.config import (
+    ConsumerOptions,
+    ProducerOptions,
+    parse_group_settings,
+    parse_options,
+    parse_topic_settings,
+)
 from broker.consumer import Consumer
 from broker.errors import (
     AlreadyExists,
@@ -24,7 +30,7 @@ from broker.errors import (
     UnknownTopic,
     UnsupportedFormat,
 )
-from broker.group import GroupConsumer, Groups
+from broker.group import GroupConsumer, GroupDescription, Groups, Reset
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
 from broker.maintenance.keeper import Keeper
 from broker.maintenance.keeping import Progress, Round, TopicMaintenance
@@ -85,7 +91,7 @@ class Log:
         self._storage = storage
         self.root = storage.root
         self.cluster_id = _open_mark(storage, create=create)
-        self._groups = Groups(storage, self._open_topic)
+        self._groups = Groups(storage, self._open_topic, self._open_reader)
 
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
@@ -202,6 +208,37 @@ class Log:
         """
         self._groups.publish(group, positions)
 
+    def describe_group(self, group: str) -> GroupDescription:
+        """Return a group's members, positions and lag, as of now."""
+        return self._groups.describe(group)
+
+    def reset_group(self, group: str, positions: Mapping[TopicPartition, int]) -> None:
+        """Put a group's positions somewhere else; it is made if it is absent.
+
+        Raises:
+            GroupNotEmpty: it has members, which would go on from where they are.
+            OffsetOutOfRange: a partition does not hold this offset.
+        """
+        self._groups.reset(group, positions)
+
+    def plan_reset(
+        self, group: str, partitions: Iterable[TopicPartition], reset: Reset
+    ) -> dict[TopicPartition, int]:
+        """Return what `reset_group` is to be given to reset these partitions by a rule."""
+        return self._groups.plan_reset(group, partitions, reset)
+
+    def alter_group(self, group: str, config: Mapping[str, object | None]) -> None:
+        """Change settings of a group, made if it is absent; None goes back to the default."""
+        self._groups.configure(group, parse_group_settings(config))
+
+    def delete_group(self, group: str) -> None:
+        """Remove a group and its positions.
+
+        Raises:
+            GroupNotEmpty: it has members.
+        """
+        self._groups.delete(group)
+
     def reader(self, topic: str) -> TopicReader:
         """Return a reader of one topic: offsets, look-ups by time, plans. Close it after use."""
         return self._open_reader(topic)
@@ -246,6 +283,8 @@ class Log:
             except UnknownTopic:
                 if topic is not None:
                     raise
+        if topic is None:
+            self._groups.expire()
         return done
 
     def verify(self, topic: str | None = None) -> VerifyReport:

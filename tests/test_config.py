@@ -11,6 +11,7 @@ import pytest
 
 import broker
 from broker.config import (
+    GROUP_SETTINGS,
     TOPIC_SETTINGS,
     ConsumerOptions,
     ProducerOptions,
@@ -30,6 +31,11 @@ def test_conf_lists_every_topic_setting_with_its_default() -> None:
     assert read("topic") == {name: default for name, (_, default) in TOPIC_SETTINGS.items()}
 
 
+def test_conf_lists_every_group_setting_with_its_default() -> None:
+    defaults = {name: default for name, (_, default) in GROUP_SETTINGS.items()}
+    assert read("group") == {name: "" if one is None else one for name, one in defaults.items()}
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [("producer", ProducerOptions), ("consumer", ConsumerOptions)]
 )
@@ -42,7 +48,7 @@ def test_conf_lists_every_client_option_with_its_default(name: str, options: Any
     assert read(name) == defaults
 
 
-@pytest.mark.parametrize("name", ["topic", "producer", "consumer"])
+@pytest.mark.parametrize("name", ["topic", "group", "producer", "consumer"])
 def test_conf_says_why_for_every_setting(name: str) -> None:
     lines = (CONF / f"{name}.toml").read_text().splitlines()
     for before, line in zip(lines, lines[1:], strict=False):

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from broker.cli.consume import consume
+from broker.cli.groups import group
 from broker.cli.inspection import info, verify
 from broker.cli.maintain import maintain
 from broker.cli.output import say
@@ -41,7 +42,7 @@ def app() -> None:
     """A partitioned, durable, replayable log stored as plain files."""
 
 
-for command in (topic, produce, consume, maintain, verify, info):
+for command in (topic, produce, consume, group, maintain, verify, info):
     app.add_command(command)
 
 

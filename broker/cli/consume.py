@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -21,6 +22,9 @@ from broker.records import TopicPartition
 Write = Callable[[TopicPartition, pa.RecordBatch], bytes]
 
 _POLL_MS = 1000
+_SHARE_POLL_MS = 500
+# How long a member without --follow waits for a share of the partitions.
+_ASSIGNMENT_MS = 15_000
 _KEY_WIDTH = 24
 _VALUE_WIDTH = 120
 
@@ -59,6 +63,9 @@ _VALUE_WIDTH = 120
     type=click.IntRange(min=0),
     help="With --follow: stop when nothing has come for so long.",
 )
+@click.option(
+    "--group", "-g", help="Read as a member of this group, go on where it was, and commit."
+)
 def consume(
     log: Log,
     topic: str,
@@ -69,13 +76,23 @@ def consume(
     format_: str,
     follow: bool,
     timeout_ms: int | None,
+    group: str | None,
 ) -> None:  # fmt: skip
     """Print a topic's records: those that are there now, or with --follow for ever."""
+    if group is not None and (partitions or offset is not None):
+        raise click.UsageError(
+            "--group goes on where the group was: leave --partition and --offset out."
+        )
     if from_beginning and offset is not None:
         raise click.UsageError("give either --from-beginning or --offset.")
     if timeout_ms is not None and not follow:
         raise click.UsageError("--timeout-ms goes with --follow.")
     reset = "latest" if follow and not from_beginning else "earliest"
+    printer = _Printer(_FORMATS[format_](), max_records)
+    if group is not None:
+        with log.consumer(topic, group_id=group, auto_offset_reset=reset) as member:
+            _share(member, printer, timeout_ms, follow=follow)
+        return
     with log.consumer(auto_offset_reset=reset, metadata_max_age_ms=1000) as consumer:
         if partitions:
             consumer.assign([TopicPartition(topic, number) for number in partitions])
@@ -84,7 +101,6 @@ def consume(
         if offset is not None:
             for place in consumer.assignment():
                 consumer.seek(place, offset)
-        printer = _Printer(_FORMATS[format_](), max_records)
         if follow:
             _follow(consumer, printer, timeout_ms)
         else:
@@ -98,6 +114,25 @@ def _follow(consumer: Consumer, printer: _Printer, timeout_ms: int | None) -> No
             return
         for place, batch in sorted(batches.items()):
             printer.print(place, batch)
+
+
+def _share(consumer: Consumer, printer: _Printer, timeout_ms: int | None, *, follow: bool) -> None:
+    """Print this member's share; without `follow`, until there is no more of it."""
+    patience = _ASSIGNMENT_MS if not follow else timeout_ms
+    idle_since = time.monotonic()
+    while not printer.is_done:
+        batches = consumer.poll_batches(_SHARE_POLL_MS)
+        for place, batch in sorted(batches.items()):
+            count = printer.print(place, batch)
+            if count < batch.num_rows:
+                # The group is to go on with the first that was not printed.
+                consumer.seek(place, batch.column("offset")[count].as_py())
+        if batches:
+            idle_since = time.monotonic()
+        elif not follow and consumer.assignment():
+            return
+        elif patience is not None and (time.monotonic() - idle_since) * 1000 >= patience:
+            return
 
 
 def _read_to_end(consumer: Consumer, printer: _Printer) -> None:
@@ -132,13 +167,15 @@ class _Printer:
     def is_done(self) -> bool:
         return self._rest == 0
 
-    def print(self, place: TopicPartition, batch: pa.RecordBatch) -> None:
+    def print(self, place: TopicPartition, batch: pa.RecordBatch) -> int:
+        """Print what is still wanted of a batch; return how many records that was."""
         if self._rest is not None:
             batch = batch.slice(0, self._rest)
             self._rest -= batch.num_rows
         if batch.num_rows:
             sys.stdout.buffer.write(self._write(place, batch))
             sys.stdout.buffer.flush()
+        return int(batch.num_rows)
 
 
 def _values(_place: TopicPartition, batch: pa.RecordBatch) -> bytes:

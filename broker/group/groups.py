@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping
 
-from broker.errors import InvalidOption, UnknownGroup
+from broker.errors import InvalidOption, OffsetOutOfRange, UnknownGroup
 from broker.group import group as journal
 from broker.group import names
+from broker.group.description import GroupDescription, describe
 from broker.group.group import Group, group_home
+from broker.group.lease import LeaseWatch, boot_seconds, is_closed, lease_path
+from broker.group.reset import Reset
 from broker.group.state import Position
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers
+from broker.reader import TopicReader
 from broker.records import TopicPartition
 from broker.storage import LocalStorage
 from broker.topic import Topic
 
 _CREATE_TRIES = 10
+_WATCH_SECONDS = 0.1
 
 
 class Groups:
     """The groups below one root."""
 
-    def __init__(self, storage: LocalStorage, open_topic: Callable[[str], Topic]) -> None:
+    def __init__(
+        self,
+        storage: LocalStorage,
+        open_topic: Callable[[str], Topic],
+        open_reader: Callable[[str], TopicReader],
+    ) -> None:
         self._storage = storage
         self.open_topic = open_topic
+        self._open_reader = open_reader
 
     def names(self) -> list[str]:
         """Return the names of all groups, sorted."""
@@ -65,10 +78,108 @@ class Groups:
         positions = self.locate(offsets)
         group = self.open_or_create(name)
         try:
+            self._evict_dead(group)
             if positions:
                 group.publish(positions)
         finally:
             group.close()
+
+    def describe(self, name: str) -> GroupDescription:
+        """Return what a group is, as of now."""
+        group = self.open(name)
+        try:
+            now_ms = self._storage.clock() // 1_000_000
+            positions = self.current(group.state.positions)
+            return describe(name, group.state, positions, self._open_reader, now_ms)
+        finally:
+            group.close()
+
+    def reset(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit positions that the partitions hold."""
+        positions = self.locate(offsets)
+        for topic in {place.topic for place in positions}:
+            reader = self._open_reader(topic)
+            try:
+                for place, position in positions.items():
+                    if place.topic == topic:
+                        start, end = reader.bounds(place.partition)
+                        if not start <= position.offset <= end:
+                            raise OffsetOutOfRange(place, position.offset, start, end)
+            finally:
+                reader.close()
+        self.publish(name, offsets)
+
+    def plan_reset(
+        self, name: str, places: Iterable[TopicPartition], reset: Reset
+    ) -> dict[TopicPartition, int]:
+        """Return where a reset would put the group in these partitions. Changes nothing."""
+        positions = self.positions(name)
+        planned: dict[TopicPartition, int] = {}
+        readers: dict[str, TopicReader] = {}
+        try:
+            for place in places:
+                if place.topic not in readers:
+                    readers[place.topic] = self._open_reader(place.topic)
+                reader = readers[place.topic]
+                planned[place] = reset.target(reader, place.partition, positions.get(place))
+        finally:
+            for reader in readers.values():
+                reader.close()
+        return planned
+
+    def configure(self, name: str, config: Mapping[str, object]) -> None:
+        group = self.open_or_create(name)
+        try:
+            group.configure(config)
+        finally:
+            group.close()
+
+    def delete(self, name: str) -> None:
+        """Remove a group that has no members."""
+        group = self.open(name, write=True)
+        try:
+            self._evict_dead(group)
+            group.delete()
+        finally:
+            group.close()
+
+    def expire(self) -> int:
+        """Remove the positions that are too old by their group's setting; return how many."""
+        now_ms = self._storage.clock() // 1_000_000
+        count = 0
+        for name in self.names():
+            with contextlib.suppress(UnknownGroup):  # Deleted between the listing and here.
+                group = self.open(name)
+                is_due = bool(group.state.expired_positions(now_ms))
+                group.close()
+                if is_due:
+                    group = self.open(name, write=True)
+                    count += group.expire()
+                    group.close()
+        return count
+
+    def _evict_dead(self, group: Group) -> None:
+        """Remove members that are not there any more; return at once if one is alive.
+
+        Nobody else may be left to do it, and whoever asks is refused while there are members.
+        """
+
+        def read(member_id: str) -> bytes | None:
+            return self._storage.read(lease_path(group.directory, member_id))
+
+        watch = LeaseWatch(read, boot_seconds)
+        first: dict[str, bytes | None] = {}
+        while members := group.look(lambda state: dict(state.members)):
+            timeouts = {
+                member_id: 0.0 if is_closed(read(member_id)) else one.session_timeout_ms / 1000
+                for member_id, one in members.items()
+            }
+            dead = watch.observe(timeouts, interval=_WATCH_SECONDS)
+            if any(first.setdefault(one, read(one)) != read(one) for one in members):
+                return
+            group.evict(dead, by=None, is_dead=watch.is_still)
+            if len(dead) < len(members):
+                time.sleep(_WATCH_SECONDS)
 
     def locate(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Position]:
         """Return offsets as positions in the topics of today."""

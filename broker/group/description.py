@@ -1,0 +1,170 @@
+"""A group as others see it: its members, its positions, and how far it is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from broker.errors import UnknownTopic
+from broker.group.assignment import common_strategy
+from broker.group.state import GroupState, Position
+from broker.reader import TopicReader
+from broker.records import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescription:
+    """A member and the partitions that it has."""
+
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How far a group is in one partition.
+
+    Args:
+        position: the next offset the group wants; None if it has none.
+        lag: the records from there to the end that are still kept; None without a position.
+        lag_seconds: for how long the first of them has been there, by its timestamp.
+        member_id: who reads it; None if nobody does.
+    """
+
+    partition: TopicPartition
+    position: int | None
+    start_offset: int
+    end_offset: int
+    lag: int | None
+    lag_seconds: float | None
+    member_id: str | None
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group as of one commit. `state` is empty, stable or rebalancing."""
+
+    name: str
+    state: str
+    generation: int
+    strategy: str | None
+    members: tuple[MemberDescription, ...]
+    partitions: tuple[PartitionLag, ...]
+    config: dict[str, Any]
+
+    @property
+    def lag(self) -> int:
+        """The records that are still to be read, over all partitions with a position."""
+        return sum(one.lag or 0 for one in self.partitions)
+
+    @property
+    def lag_seconds(self) -> float:
+        """For how long the oldest of them has been there."""
+        return max((one.lag_seconds or 0.0 for one in self.partitions), default=0.0)
+
+
+def describe(
+    name: str,
+    state: GroupState,
+    positions: Mapping[TopicPartition, Position],
+    open_reader: Callable[[str], TopicReader],
+    now_ms: int,
+) -> GroupDescription:
+    """Describe a group.
+
+    Args:
+        positions: those that are in topics of today.
+    """
+    places = {*positions, *state.owners, *state.target}
+    members = tuple(
+        MemberDescription(
+            member.member_id,
+            member.client_id,
+            member.host,
+            member.instance_id,
+            tuple(sorted(state.owned_by(member.member_id))),
+        )
+        for member in state.members.values()
+    )
+    return GroupDescription(
+        name=name,
+        state=_condition(state),
+        generation=state.generation,
+        strategy=common_strategy([one.strategies for one in state.members.values()]),
+        members=members,
+        partitions=tuple(_lags(state, positions, places, open_reader, now_ms)),
+        config=dict(state.config),
+    )
+
+
+def _condition(state: GroupState) -> str:
+    if not state.members:
+        return "empty"
+    owners = {place: owner.member_id for place, owner in state.owners.items()}
+    return "rebalancing" if state.is_unsettled or owners != state.target else "stable"
+
+
+def _lags(
+    state: GroupState,
+    positions: Mapping[TopicPartition, Position],
+    places: Iterable[TopicPartition],
+    open_reader: Callable[[str], TopicReader],
+    now_ms: int,
+) -> list[PartitionLag]:
+    by_topic: dict[str, list[TopicPartition]] = {}
+    for place in sorted(places):
+        by_topic.setdefault(place.topic, []).append(place)
+    lags = []
+    for topic, many in by_topic.items():
+        try:
+            reader = open_reader(topic)
+        except UnknownTopic:
+            continue  # Deleted, and the group has not noticed yet.
+        try:
+            for place in many:
+                if place.partition < reader.state.partition_count:
+                    lags.append(_lag(state, positions.get(place), place, reader, now_ms))
+        finally:
+            reader.close()
+    return lags
+
+
+def _lag(
+    state: GroupState,
+    position: Position | None,
+    place: TopicPartition,
+    reader: TopicReader,
+    now_ms: int,
+) -> PartitionLag:
+    start, end = reader.bounds(place.partition)
+    owner = state.owners.get(place)
+    lag: int | None = None
+    seconds: float | None = None
+    if position is not None:
+        unread = max(position.offset, start)
+        lag = max(0, end - unread)
+        seconds = max(0.0, (now_ms - _timestamp(reader, place, unread)) / 1000) if lag else 0.0
+    return PartitionLag(
+        partition=place,
+        position=None if position is None else position.offset,
+        start_offset=start,
+        end_offset=end,
+        lag=lag,
+        lag_seconds=seconds,
+        member_id=None if owner is None else owner.member_id,
+        metadata="" if position is None else position.metadata,
+    )
+
+
+def _timestamp(reader: TopicReader, place: TopicPartition, offset: int) -> int:
+    """Return the time of a record in milliseconds."""
+    first = reader.fetch(place.partition, offset, 1)[0]
+    stamp: int = first.batch.column("timestamp")[0].cast(pa.int64()).as_py()
+    return stamp // 1000

@@ -1,0 +1,291 @@
+"""What a person sees of a group and does to it, in Python and by command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker
+from broker import Log, Reset, TopicPartition
+from broker.cli import app
+
+FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)
+START_MS = 1_700_000_000_000
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def log(root: Path) -> Log:
+    """Two partitions of ten records, a second apart."""
+    log = broker.open(root)
+    log.create_topic("t", partitions=2)
+    with log.producer() as producer:
+        for number in range(20):
+            producer.send(
+                "t",
+                str(number).encode(),
+                partition=number % 2,
+                timestamp_ms=START_MS + number // 2 * 1000,
+            )
+    return log
+
+
+@pytest.fixture
+def run(root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("SPARK_LOG_ROOT", str(root))
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        texts = [str(argument) for argument in arguments]
+        code = app.run(texts)
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(texts, code, out, err)
+
+    return call
+
+
+def member(log: Log, **options: Any) -> Any:
+    """Return a consumer that has all partitions."""
+    pace = {"session_timeout_ms": 1200, "heartbeat_interval_ms": 100}
+    consumer = log.consumer(
+        "t", group_id="g", auto_offset_reset="earliest", client_id="me", **pace, **options
+    )
+    deadline = time.monotonic() + 30
+    while len(consumer.assignment()) < 2:
+        assert time.monotonic() < deadline
+        consumer.poll(100, max_records=1)
+    return consumer
+
+
+def abandon(consumer: Any) -> None:
+    """Let a member die without leaving."""
+    membership = consumer._membership
+    membership._stop.set()
+    membership._thread.join()
+    consumer._membership = None
+    membership._rebalancer.close()
+    consumer.close()
+
+
+def test_a_query_shows_beside_consumers_with_its_lag(log: Log) -> None:
+    log.publish_positions("query", {FIRST: 4, SECOND: 10})
+    found = log.describe_group("query")
+    assert (found.state, found.members, found.lag) == ("empty", (), 6)
+    one, two = found.partitions
+    assert (one.partition, one.position, one.end_offset, one.lag) == (FIRST, 4, 10, 6)
+    assert (two.lag, two.lag_seconds) == (0, 0.0)
+    waited = time.time() - (START_MS / 1000 + 4)
+    assert one.lag_seconds == pytest.approx(waited, abs=60)
+    assert found.lag_seconds == one.lag_seconds
+
+
+def test_members_are_described_with_their_share(log: Log) -> None:
+    with member(log) as consumer:
+        found = log.describe_group("g")
+        (described,) = found.members
+        assert (described.member_id, described.client_id) == (consumer.member_id, "me")
+        assert described.partitions == (FIRST, SECOND)
+        assert (found.state, found.strategy, found.generation) == ("stable", "sticky", 1)
+        assert [one.member_id for one in found.partitions] == [consumer.member_id] * 2
+        assert [one.lag for one in found.partitions] == [None, None], "nothing is committed yet"
+        consumer.seek(FIRST, 5)
+        consumer.commit({FIRST: 5})
+        assert log.describe_group("g").partitions[0].lag == 5
+    assert log.describe_group("g").state == "empty"
+
+
+def test_what_retention_removed_is_no_lag(log: Log) -> None:
+    log.publish_positions("g", {FIRST: 2})
+    log.delete_records({FIRST: 7})
+    (found,) = log.describe_group("g").partitions
+    assert (found.position, found.start_offset, found.lag) == (2, 7, 3)
+
+
+def test_an_unknown_group_is_not_described(log: Log) -> None:
+    with pytest.raises(broker.UnknownGroup, match="group 'nobody' does not exist"):
+        log.describe_group("nobody")
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Reset("earliest"), 1),
+        (Reset("latest"), 10),
+        (Reset("offset", 7), 7),
+        (Reset("offset", 0), 1),
+        (Reset("offset", 99), 10),
+        (Reset("time", START_MS + 2500), 3),
+        (Reset("time", START_MS + 99_000), 10),
+        (Reset("shift", 2), 6),
+        (Reset("shift", -9), 1),
+        (Reset("shift", 99), 10),
+    ],
+)
+def test_a_reset_lands_in_the_partition(log: Log, rule: Reset, expected: int) -> None:
+    log.delete_records({FIRST: 1})
+    log.publish_positions("g", {FIRST: 4})
+    planned = log.plan_reset("g", [FIRST], rule)
+    assert planned == {FIRST: expected}
+    assert log.group_positions("g") == {FIRST: 4}, "a plan changes nothing"
+    log.reset_group("g", planned)
+    assert log.group_positions("g") == {FIRST: expected}
+
+
+def test_a_position_that_is_not_there_cannot_be_shifted(log: Log) -> None:
+    with pytest.raises(broker.InvalidOption, match="t-1 has no position to shift"):
+        log.plan_reset("g", [SECOND], Reset("shift", 1))
+
+
+def test_a_reset_past_the_end_is_refused(log: Log) -> None:
+    with pytest.raises(broker.OffsetOutOfRange):
+        log.reset_group("g", {FIRST: 11})
+    assert log.groups() == []
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda log: log.reset_group("g", {FIRST: 0}),
+        lambda log: log.publish_positions("g", {FIRST: 0}),
+        lambda log: log.delete_group("g"),
+    ],
+)
+def test_a_group_with_a_living_member_is_left_alone(log: Log, act: Any) -> None:
+    with member(log) as consumer:
+        with pytest.raises(broker.GroupNotEmpty, match="has 1 active member"):
+            act(log)
+        consumer.commit({FIRST: 3})
+        assert log.group_positions("g") == {FIRST: 3}
+
+
+def test_the_dead_do_not_keep_a_group_from_being_reset(log: Log) -> None:
+    abandon(member(log))
+    assert log.describe_group("g").state == "stable"
+    log.reset_group("g", {FIRST: 3})
+    assert log.group_positions("g") == {FIRST: 3}
+    assert log.describe_group("g").state == "empty"
+
+
+def test_a_static_member_that_closed_does_not_keep_it_either(log: Log) -> None:
+    member(log, group_instance_id="one", enable_auto_commit=False).close()
+    begun = time.monotonic()
+    log.delete_group("g")
+    assert time.monotonic() - begun < 1.0
+    assert log.groups() == []
+
+
+def test_maintenance_lets_positions_expire(log: Log) -> None:
+    log.publish_positions("g", {FIRST: 3})
+    log.alter_group("g", {"offsets.retention.minutes": 5})
+    log.maintain()
+    assert log.group_positions("g") == {FIRST: 3}
+    later = broker.log.Log(
+        broker.storage.LocalStorage(log.root, clock=lambda: time.time_ns() + 6 * 60 * 10**9)
+    )
+    later.maintain()
+    assert log.group_positions("g") == {}
+    assert log.describe_group("g").config == {"offsets.retention.minutes": 5}
+
+
+def test_a_setting_nobody_knows_is_refused(log: Log) -> None:
+    with pytest.raises(broker.InvalidOption, match="did you mean 'offsets.retention.minutes'"):
+        log.alter_group("g", {"offsets.retention.minute": 5})
+
+
+def test_the_command_lists_and_describes(log: Log, run: Run) -> None:
+    log.publish_positions("query", {FIRST: 4, SECOND: 10})
+    listed = run("group", "list").stdout.splitlines()
+    assert listed[0].split() == ["GROUP", "STATE", "MEMBERS", "PARTITIONS", "LAG"]
+    assert listed[1].split() == ["query", "empty", "0", "2", "6"]
+    text = run("group", "describe", "query").stdout
+    assert "6 records" in text
+    (found,) = json.loads(run("group", "list", "--json").stdout)
+    assert (found["group"], found["lag"]) == ("query", 6)
+    told = json.loads(run("group", "describe", "query", "--json").stdout)
+    assert [one["lag"] for one in told["partitions"]] == [6, 0]
+
+
+def test_the_command_describes_members(log: Log, run: Run) -> None:
+    with member(log) as consumer:
+        told = json.loads(run("group", "describe", "g", "--json").stdout)
+        assert told["members"][0]["member"] == consumer.member_id
+        assert consumer.member_id in run("group", "describe", "g").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--to-earliest"], [0, 0]),
+        (["--to-latest"], [10, 10]),
+        (["--to-offset", 3], [3, 3]),
+        (["--to-datetime", "2023-11-14T22:13:23"], [3, 3]),
+        (["--to-datetime", "2023-11-14T23:13:23+01:00"], [3, 3]),
+        (["--by-duration", "1d"], [10, 10]),
+        (["--shift-by", "-2"], [2, 8]),
+    ],
+)
+def test_the_command_resets(log: Log, run: Run, options: list[object], expected: list[int]) -> None:
+    log.publish_positions("g", {FIRST: 4, SECOND: 10})
+    dry = run("group", "reset", "g", "--all-topics", *options, "--dry-run", "--json")
+    assert [one["new_position"] for one in json.loads(dry.stdout)] == expected
+    assert list(log.group_positions("g").values()) == [4, 10]
+    assert run("group", "reset", "g", "--topic", "t", *options).returncode == 0
+    assert list(log.group_positions("g").values()) == expected
+
+
+def test_the_command_resets_some_partitions(log: Log, run: Run) -> None:
+    assert run("group", "reset", "g", "-t", "t:1", "--to-latest").returncode == 0
+    assert log.group_positions("g") == {SECOND: 10}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reset", "g", "--all-topics"], "give one of --to-earliest"),
+        (["reset", "g", "--all-topics", "--to-earliest", "--to-latest"], "give one of"),
+        (["reset", "g", "--to-latest"], "give --topic TOPIC, or --all-topics"),
+        (["reset", "g", "-t", "t:x", "--to-latest"], "is not of the form"),
+        (["reset", "g", "-t", "t", "--by-duration", "soon"], "is not a duration"),
+        (["reset", "g", "-t", "t", "--to-datetime", "noon"], "is not a time"),
+        (["alter", "g"], "nothing to change"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    log: Log, run: Run, arguments: list[str], message: str
+) -> None:
+    done = run("group", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_the_command_refuses_in_one_line(log: Log, run: Run) -> None:
+    for arguments in (["describe", "nobody"], ["delete", "nobody"]):
+        done = run("group", *arguments)
+        assert done.returncode == 1
+        assert done.stderr.splitlines() == ["spark-log: group 'nobody' does not exist"]
+    with member(log):
+        done = run("group", "reset", "g", "-t", "t", "--to-latest")
+        assert done.returncode == 1
+        assert "has 1 active member: cannot commit positions" in done.stderr
+
+
+def test_the_command_alters_and_deletes(log: Log, run: Run) -> None:
+    assert run("group", "alter", "g", "-c", "offsets.retention.minutes=5").returncode == 0
+    assert log.describe_group("g").config == {"offsets.retention.minutes": 5}
+    assert run("group", "delete", "g", "--yes").returncode == 0
+    assert log.groups() == []
+
+
+def test_consume_goes_on_where_its_group_was(log: Log, run: Run) -> None:
+    first = run("consume", "t", "--group", "g", "--max-records", "7").stdout.split()
+    rest = run("consume", "t", "--group", "g").stdout.split()
+    assert len(first) == 7
+    assert sorted(map(int, first + rest)) == list(range(20))
+    assert run("consume", "t", "--group", "g").stdout == ""
+    assert run("consume", "t", "--group", "g", "--offset", "3").returncode == 2
