@@ -174,6 +174,13 @@ def test_a_group_that_is_deleted_and_made_again_is_empty(
     assert storage.list("groups/billing") == ["2"]
 
 
+def test_who_comes_late_to_make_a_group_leaves_it_as_it_is(log: broker.Log) -> None:
+    """It is not taken for the rest of a deleted one: another has made it meanwhile."""
+    log.publish_positions("billing", {FIRST: 5})
+    log._groups._create("billing")
+    assert log.group_positions("billing") == {FIRST: 5}
+
+
 def test_a_group_deleted_under_its_user_says_so(log: broker.Log, storage: LocalStorage) -> None:
     log.publish_positions("billing", {FIRST: 5})
     mine, other = open_group(storage), open_group(storage)

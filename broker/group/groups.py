@@ -223,8 +223,20 @@ class Groups:
     def _create(self, name: str) -> None:
         incarnation, is_there = self._find(name)
         if is_there:
-            # Its delete was committed, and its files were not removed any more.
+            if not self._is_deleted(name, incarnation):
+                return  # Another has made it meanwhile.
             remove_deleted(self._storage, group_home(name, incarnation))
             incarnation += 1
         journal.create(self._storage, name, incarnation)
         remove_leftovers(self._storage, group_home(name, incarnation))
+
+    def _is_deleted(self, name: str, incarnation: int) -> bool:
+        """Tell whether a delete was committed and its files were not removed any more."""
+        try:
+            group = Group(self._storage, name, incarnation)
+        except UnknownGroup:
+            return True
+        try:
+            return group.state.is_deleted
+        finally:
+            group.close()
