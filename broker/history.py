@@ -78,8 +78,7 @@ class SealedHistory:
         opened = self._reader(file)
         first = opened.group_at(start)
         for group in range(first, max(opened.group_count, 1)):
-            is_last = group >= opened.group_count - 1
-            group_end = file.end if is_last else int(opened.group_starts[group + 1])
+            group_end = opened.group_end(group)
             batch = self._read_group(opened, group) if opened.group_count else _EMPTY
             yield from _cut(batch, start, min(end, group_end))
             start = min(end, group_end)

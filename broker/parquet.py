@@ -46,9 +46,14 @@ _CRC_BLOCK = 1 << 20
 class SealedWriter:
     """Writes one file; `finish` makes it durable, `discard` removes it. Nobody sees it before."""
 
-    def __init__(self, storage: LocalStorage, directory: str, partition: int, start: int) -> None:
+    def __init__(
+        self, storage: LocalStorage, directory: str, partition: int, start: int, *, born_ns: int
+    ) -> None:
+        """Args:
+        born_ns: the time that the file's name begins with.
+        """
         self._storage = storage
-        self._name = f"partition={partition}/{new_name(storage.clock(), '.parquet')}"
+        self._name = f"partition={partition}/{new_name(born_ns, '.parquet')}"
         self._path = f"{directory}/sealed/{self._name}"
         self._partition = partition
         self._start = start
@@ -171,6 +176,7 @@ class SealedReader:
                 )
             )
             self.group_starts, self._group_high = self._guard(self._group_bounds)
+            self.group_rows = self._guard(self._count_rows)
         except BaseException:
             opened.close()
             raise
@@ -178,6 +184,11 @@ class SealedReader:
     @property
     def group_count(self) -> int:
         return len(self.group_starts)
+
+    def group_end(self, group: int) -> int:
+        """Return the offset behind those that a row group covers."""
+        is_last = group >= self.group_count - 1
+        return self.file.end if is_last else int(self.group_starts[group + 1])
 
     def group_at(self, offset: int) -> int:
         """Return the row group from which records at or after `offset` come."""
@@ -223,6 +234,13 @@ class SealedReader:
             # The logical value is a datetime, which cannot hold all times that a record may have.
             high.append(row_group.column(timestamp).statistics.max_raw)
         return np.array(starts, np.int64), high
+
+    def _count_rows(self) -> list[int]:
+        meta = self._parquet.metadata
+        counts = [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
+        if sum(counts) != self.file.record_count:
+            raise ValueError(f"{sum(counts)} records instead of {self.file.record_count}")
+        return counts
 
     def _guard(self, call: Any) -> Any:
         """Turn what Arrow says about damaged bytes into our words."""

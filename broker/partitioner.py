@@ -23,9 +23,14 @@ PartitionFunction = Callable[[bytes | None, list[int], list[int]], int]
 def murmur2(keys: pa.Array) -> Words:
     """Hash each key of a binary array as Kafka's clients do. A null has the hash of no bytes."""
     offsets = np.frombuffer(keys.buffers()[1], np.int32, len(keys) + 1, 4 * keys.offset)
-    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
+    starts, lengths = (
+        (offsets[:-1] - offsets[0]).astype(np.int64),
+        np.diff(offsets).astype(np.int64),
+    )
     data_buffer = keys.buffers()[2]
-    data = np.frombuffer(data_buffer or b"", np.uint8).astype(np.uint32)
+    # Of a slice only its own bytes: the buffer may be many times larger.
+    own = np.frombuffer(data_buffer or b"", np.uint8)[offsets[0] : offsets[-1]]
+    data = own.astype(np.uint32)
     # Reading the last word must not run past the end; bytes past a key's own are masked out.
     data = np.concatenate([data, np.zeros(4, np.uint32)])
     with np.errstate(over="ignore"):

@@ -147,8 +147,11 @@ class Topic(Ledger[TopicState]):
         """
         self._lock()
         try:
-            if not fits(self.state, added, removed) or not self._may_name(
-                file.name for file in added
+            policy = self.state.settings["cleanup.policy"]
+            if (
+                not fits(self.state, added, removed)
+                or not self._may_name(file.name for file in added)
+                or (cleaned and "compact" not in policy)
             ):
                 return False
             details: dict[str, Any] = {"added": [list(file) for file in added]}

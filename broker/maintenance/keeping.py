@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.errors import LockTimeout
-from broker.maintenance import garbage, retention, sealing
+from broker.errors import LockTimeout, LogError, MissingFile, OutcomeUnknown
+from broker.maintenance import compaction, garbage, retention, sealing
+from broker.maintenance.compaction import CompactionUnit
 from broker.maintenance.sealing import Stopped, Unit
 from broker.reader import TopicReader
+from broker.sealed import SealedFile
 from broker.storage import LocalStorage
 from broker.topic import Topic
 
@@ -45,12 +47,17 @@ class Silent:
 
 @dataclass(slots=True)
 class TopicMaintenance:
-    """What one round did to a topic. `is_held`: somebody else is at it, so nothing was done."""
+    """What one round did to a topic. `is_held`: somebody else is at it, so nothing was done.
+
+    `compacted_records` are those that went; `compacted_files` those that others replaced.
+    """
 
     topic: str
     sealed_records: int = 0
     sealed_files: int = 0
     merged_files: int = 0
+    compacted_records: int = 0
+    compacted_files: int = 0
     removed_records: int = 0
     removed_files: list[str] = field(default_factory=list)
     is_held: bool = False
@@ -104,6 +111,8 @@ class Round:
             self._seal(topic, reader, unit)
         if only_seal:
             return
+        for due in compaction.plan(reader.refresh(), self._now()):
+            self._compact(topic, reader, due)
         for unit in sealing.plan_merges(reader.refresh()):
             self._seal(topic, reader, unit)
         self.done.removed_files += garbage.clean(topic, reader, self._now()).paths
@@ -131,15 +140,47 @@ class Round:
         what = "merging" if unit.removed else "sealing"
         self._progress.begin(f"{what} {self._name}-{unit.partition}", unit.end - unit.start)
         written = sealing.write(reader, unit, self._progress.advance)
-        if not topic.seal(written, unit.removed, {}):
+        if not self._commit(topic, reader, written, unit.removed, {}):
             logger.info("others changed what was being sealed of %s: nothing done", unit)
-            sealing.discard(reader, written)
         elif unit.removed:
             self.done.merged_files += len(unit.removed)
         else:
             self.done.sealed_files += len(written)
             self.done.sealed_records += sum(file.record_count for file in written)
+
+    def _compact(self, topic: Topic, reader: TopicReader, unit: CompactionUnit) -> None:
+        self._progress.begin(f"compacting {self._name}-{unit.partition}", unit.record_count)
+        try:
+            written = compaction.write(reader, unit, self._progress.advance)
+        except MissingFile:
+            if {file.name for file in topic.refresh().sealed}.issuperset(unit.removed):
+                raise
+            return  # Others have replaced it meanwhile.
+        if self._commit(topic, reader, written, unit.removed, {unit.partition: unit.end}):
+            kept = sum(file.record_count for file in written)
+            self.done.compacted_files += len(unit.files)
+            self.done.compacted_records += unit.record_count - kept
+
+    def _commit(
+        self,
+        topic: Topic,
+        reader: TopicReader,
+        written: list[SealedFile],
+        removed: tuple[str, ...],
+        cleaned: dict[int, int],
+    ) -> bool:
+        """Commit files that were written; those that no commit names are removed again."""
+        try:
+            is_named = topic.seal(written, removed, cleaned)
+        except OutcomeUnknown:
+            raise  # Perhaps they are named: a later round finds out.
+        except LogError:
+            sealing.discard(reader, written)
+            raise
+        if not is_named:
+            sealing.discard(reader, written)
         reader.refresh()
+        return is_named
 
     def _now(self) -> int:
         return self._storage.clock() // 1_000_000

@@ -7,7 +7,7 @@ log; a `seal` commit then names them. A crash before it leaves files that nobody
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,8 @@ def plan_merges(state: TopicState) -> list[Unit]:
         log_start = state.starts[partition]
         run: list[SealedFile] = []
         for file in state.sealed.of(partition):
+            if file.start == state.cleaned_ends[partition]:
+                run = []  # Together with what is compacted it would all count as not compacted.
             if file.start < log_start:
                 removed = (file.name,)
                 units.append(Unit(partition, log_start, file.end, removed))
@@ -90,35 +92,56 @@ def plan_merges(state: TopicState) -> list[Unit]:
     return units
 
 
+# Told after each piece how many offsets it covered; may raise `Stopped`.
+Advance = Callable[[int], None]
+
+
 class Stopped(Exception):
     """Somebody asked to stop in the middle of writing."""
 
 
 def write(
-    reader: TopicReader, unit: Unit, advance: Callable[[int], None] = lambda count: None
+    reader: TopicReader, unit: Unit, advance: Advance = lambda count: None
 ) -> list[SealedFile]:
     """Write a unit's records to files of about the wanted size. The reader must hold the range.
 
+    Raises:
+        Stopped: `advance` did; nothing names what was written.
+    """
+    rows = _rows(reader, unit)
+    return write_rows(reader, unit.partition, unit.start, unit.end, rows, advance)
+
+
+def write_rows(
+    reader: TopicReader,
+    partition: int,
+    start: int,
+    end: int,
+    pieces: Iterable[tuple[pa.RecordBatch, int]],
+    advance: Advance,
+) -> list[SealedFile]:
+    """Write rows to files that together cover [start, end); none is left if that fails.
+
     Args:
-        advance: told after each piece how many offsets it covered; may raise `Stopped`, and then
-            nothing names what was written.
+        pieces: rows in order, and the offset behind each piece.
     """
     target = reader.state.settings["seal.bytes"]
-    writer = _begin(reader, unit.partition, unit.start)
+    writer = _begin(reader, partition, start)
     written: list[SealedFile] = []
     try:
-        done = unit.start
-        for batch, end in _rows(reader, unit):
+        done = start
+        for batch, piece_end in pieces:
             writer.add(batch)
-            advance(end - done)
-            done = end
-            if writer.byte_count >= target and end < unit.end:
-                written.append(writer.finish(end))
-                writer = _begin(reader, unit.partition, end)
-        written.append(writer.finish(unit.end))
+            advance(piece_end - done)
+            done = piece_end
+            if writer.byte_count >= target and piece_end < end:
+                written.append(writer.finish(piece_end))
+                writer = _begin(reader, partition, piece_end)
+        written.append(writer.finish(end))
         return written
     except BaseException:
         writer.discard()
+        discard(reader, written)
         raise
 
 
@@ -130,7 +153,10 @@ def discard(reader: TopicReader, files: list[SealedFile]) -> None:
 
 
 def _begin(reader: TopicReader, partition: int, start: int) -> SealedWriter:
-    return SealedWriter(reader.topic.storage, reader.topic.directory, partition, start)
+    storage = reader.topic.storage
+    # By the journal's time if the clock was set back: too old a name no commit would take.
+    born_ns = max(storage.clock(), reader.state.time * 1_000_000)
+    return SealedWriter(storage, reader.topic.directory, partition, start, born_ns=born_ns)
 
 
 def _rows(reader: TopicReader, unit: Unit) -> Iterator[tuple[pa.RecordBatch, int]]:
