@@ -29,6 +29,8 @@ _MAP_BYTES_MIN = 1 << 17
 # Each may be mapped whole, which counts as memory of this process.
 _FILES_KEPT = 2
 _INDEXES_KEPT = 8
+# How often maintenance may move records away from under one read.
+_RETRIES_MAX = 20
 
 Found = TypeVar("Found")
 
@@ -66,12 +68,19 @@ class TopicReader:
         return self._retry(lambda: self._fetch(partition, offset, byte_count_max))
 
     def _retry(self, call: Callable[[], Found]) -> Found:
-        """Do it again if a file is gone: its records may have moved since this reader looked."""
-        try:
-            return call()
-        except MissingFile:
-            self.refresh()
-            return call()
+        """Do it again if a file is gone: its records may have moved since this reader looked.
+
+        A file goes only after a commit that stopped naming it. So if there is none that this
+        reader has not seen, it is lost.
+        """
+        for _ in range(_RETRIES_MAX):
+            try:
+                return call()
+            except MissingFile:
+                number = self.state.number
+                if self.refresh().number == number:
+                    raise
+        return call()
 
     def _fetch(self, partition: int, offset: int, byte_count_max: int) -> list[Fetched]:
         start, end = self.bounds(partition)

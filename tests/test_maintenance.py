@@ -17,7 +17,7 @@ from broker.maintenance import keeping, sealing
 from broker.maintenance.keeping import Round
 from broker.naming import GARBAGE_AFTER_MS, NAMED_WITHIN_MS
 from broker.reader import TopicReader
-from broker.storage import LocalStorage
+from broker.storage import AppendFile, LocalStorage
 from broker.topic import Topic
 
 NAME = "orders"
@@ -271,6 +271,31 @@ def test_a_missing_sealed_file_is_named(log: broker.Log, root: Path) -> None:
     path.unlink()
     with pytest.raises(MissingFile, match=path.name):
         read(log)
+
+
+def test_a_reader_finds_records_however_often_they_move(
+    log: broker.Log, storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a reader's look at the state and its opening of the file, again and again."""
+    log.alter_topic(NAME, {"table.delete.delay.ms": 0})
+    fill(log, 100)
+    log.maintain(NAME, seal=True)
+    reader = TopicReader(storage, NAME, 1)
+    moves = [10, 20, 30]
+    open_file = storage.open_file
+
+    def open_late(path: str, **options: bool) -> AppendFile | None:
+        if "/sealed/partition=0/" in path and moves:
+            monkeypatch.undo()
+            log.delete_records({TopicPartition(NAME, 0): moves.pop(0)})
+            log.maintain(NAME)
+            monkeypatch.setattr(storage, "open_file", open_late)
+        return open_file(path, **options)
+
+    monkeypatch.setattr(storage, "open_file", open_late)
+    assert reader.fetch(0, 40, 1000)[0].base_offset == 40
+    assert not moves
+    reader.close()
 
 
 # Retention.

@@ -138,22 +138,19 @@ def _share(consumer: Consumer, printer: _Printer, timeout_ms: int | None, *, fol
 def _read_to_end(consumer: Consumer, printer: _Printer) -> None:
     """Print what was there at the start, however much others add meanwhile."""
     ends = consumer.end_offsets(consumer.assignment())
-    while not printer.is_done:
-        finished = [place for place, end in ends.items() if consumer.position(place) == end]
+    finished = [place for place, end in ends.items() if consumer.position(place) == end]
+    while True:
         for place in finished:
             del ends[place]
         consumer.pause(*finished)
-        if not ends:
+        if not ends or printer.is_done:
             return
         for place, batch in sorted(consumer.poll_batches(_POLL_MS).items()):
-            if place not in ends:
-                continue  # A partition that was added meanwhile.
-            over = consumer.position(place) - ends[place]
-            if over >= 0:
-                batch = batch.slice(0, batch.num_rows - over)
-                del ends[place]
-                consumer.pause(place)
-            printer.print(place, batch)
+            if place in ends:  # Not one that was added meanwhile.
+                offsets = batch.column("offset").to_numpy()
+                printer.print(place, batch.slice(0, int(np.searchsorted(offsets, ends[place]))))
+        # Behind the end, if compaction has left nothing before it.
+        finished = [place for place, end in ends.items() if consumer.position(place) >= end]
 
 
 class _Printer:

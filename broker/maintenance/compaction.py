@@ -130,8 +130,9 @@ def _is_old_tombstone(batch: pa.RecordBatch, unit: CompactionUnit) -> Flags:
     if not values.null_count:
         return np.zeros(batch.num_rows, np.bool_)
     is_old: Flags = values.is_null().to_numpy(zero_copy_only=False)
-    is_old = is_old & (batch.column("offset").to_numpy() < unit.cleaned_end)
-    return is_old & (batch.column("timestamp").cast(pa.int64()).to_numpy() <= unit.tombstone_time)
+    is_old &= batch.column("offset").to_numpy() < unit.cleaned_end
+    is_old &= batch.column("timestamp").cast(pa.int64()).to_numpy() <= unit.tombstone_time
+    return is_old
 
 
 # Which records stay.
