@@ -271,9 +271,10 @@ class Ledger(ABC, Generic[State]):
         number, place = self.state.number, self.journal.place
         self._start_from_checkpoint()
         if self.state.number <= number:
-            raise MissingFile(
-                self.storage.locate(self.journal.file_path(place[0])), 0, "the file is missing"
-            )
+            what = "the file is missing"
+            if not number:
+                what += " and no checkpoint can be read that says what was in it"
+            raise MissingFile(self.storage.locate(self.journal.file_path(place[0])), 0, what)
         self._on_load()
         return self._new_commits()
 

@@ -358,7 +358,7 @@ class Log:
 
     def _has_lost_journal(self, name: str, incarnation: int) -> bool:
         """Tell whether there is what only a topic has, without any journal file."""
-        folders = ("checkpoint", "data", "index")
+        folders = ("checkpoint", "data", "index", "sealed")
         return any(self._storage.list(f"topics/{name}/{incarnation}/{each}") for each in folders)
 
     def _verify_mark(self) -> tuple[Damage, ...]:

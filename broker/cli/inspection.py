@@ -102,13 +102,16 @@ def _print_report(report: VerifyReport) -> None:
             format_count(one.commit_count),
             format_count(one.frame_count),
             format_count(one.record_count),
+            format_count(one.sealed_record_count),
             format_bytes(one.byte_count),
             "sound" if one.is_sound else plural(len(one.damage), "damaged place"),
         ]
         for one in report.topics
     ]
     if rows:
-        print_table(["topic", ">commits", ">frames", ">records", ">size", "result"], rows)
+        print_table(
+            ["topic", ">commits", ">frames", ">records", ">sealed", ">size", "result"], rows
+        )
     for damage in report.damage:
         print(f"damage: {damage}")
     for note in report.notes:
@@ -127,6 +130,8 @@ def _as_json(report: VerifyReport) -> dict[str, Any]:
                 "commits": one.commit_count,
                 "frames": one.frame_count,
                 "records": one.record_count,
+                "sealed_files": one.sealed_file_count,
+                "sealed_records": one.sealed_record_count,
                 "bytes": one.byte_count,
             }
             for one in report.topics

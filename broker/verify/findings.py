@@ -22,7 +22,10 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class TopicReport:
-    """One topic: how much was read and found right, and what was not."""
+    """One topic: how much was read and found right, and what was not.
+
+    Commits, frames and records are those of the journal; it may still hold some that are sealed.
+    """
 
     topic: str
     incarnation: int
@@ -30,6 +33,8 @@ class TopicReport:
     frame_count: int
     record_count: int
     byte_count: int
+    sealed_file_count: int
+    sealed_record_count: int
     damage: tuple[Damage, ...]
     notes: tuple[str, ...]
 
@@ -67,6 +72,14 @@ class VerifyReport:
     def byte_count(self) -> int:
         return sum(topic.byte_count for topic in self.topics)
 
+    @property
+    def sealed_file_count(self) -> int:
+        return sum(topic.sealed_file_count for topic in self.topics)
+
+    @property
+    def sealed_record_count(self) -> int:
+        return sum(topic.sealed_record_count for topic in self.topics)
+
 
 @dataclass(slots=True)
 class Findings:
@@ -76,6 +89,8 @@ class Findings:
     frame_count: int = 0
     record_count: int = 0
     byte_count: int = 0
+    sealed_file_count: int = 0
+    sealed_record_count: int = 0
     damage: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _unlisted_count: int = 0
@@ -85,6 +100,10 @@ class Findings:
             self.damage.append(Damage(path, position, what))
         else:
             self._unlisted_count += 1
+
+    def insert(self, place: int, damage: Damage) -> None:
+        """Add damage that belongs before what was found later."""
+        self.damage.insert(place, damage)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -100,6 +119,8 @@ class Findings:
             self.frame_count,
             self.record_count,
             self.byte_count,
+            self.sealed_file_count,
+            self.sealed_record_count,
             tuple(self.damage),
             tuple(notes),
         )

@@ -5,6 +5,9 @@ however fast others write, and what was complete then must be whole. A commit th
 the growing end is read again before it is believed to be: a writer may have been cutting a dead
 writer's rest, or may be in the middle of writing.
 
+The first files may have been removed since all their records are sealed or gone. What is wrong with
+a file that nothing needs any more is no damage; which those are is known at the end.
+
 Behind a damaged header the next commit is found by its magic; a header's checksum covers its own
 position, so no other bytes are taken for one.
 """
@@ -31,7 +34,16 @@ _BLOCK = 1 << 20
 _LOOKS = 4
 _PAUSE_SECONDS = 0.02
 _PAUSES_MAX = 200
+_NO_FILE = 1 << 64
 _FILE_NAME = re.compile(r"\d{20}\.log")
+
+
+class Gap(NamedTuple):
+    """Files that are not there: from `start` on, before `end`; and how much was found before."""
+
+    start: int
+    end: int
+    damage_count: int
 
 
 class Examined(NamedTuple):
@@ -100,6 +112,9 @@ class JournalWalk:
         self.frames = FrameCheck(storage, directory)
         self.replay = Replay(incarnation)
         self.valid_ends: dict[int, int] = {}
+        self.first_file = 0
+        self._gaps: list[Gap] = []
+        self._damage_before: dict[int, int] = {}
 
     def run(self) -> None:
         numbers = self._list_files()
@@ -107,8 +122,12 @@ class JournalWalk:
             self._findings.add(self._path(0), 0, "the file is missing")
             return
         end = self._size(numbers[-1])
+        self.first_file = numbers[0]
         for place, number in enumerate(numbers):
+            self._damage_before[number] = len(self._findings.damage)
             self._enter(number)
+            if place == 0 and number:
+                self._on_commit(self.replay.state, self.replay.is_whole)
             is_last = place == len(numbers) - 1
             try:
                 self._walk_file(number, end if is_last else None)
@@ -116,6 +135,18 @@ class JournalWalk:
                 self._findings.add(self._path(number), 0, f"the file cannot be read: {error}")
                 self.replay.begin_file(number)
         self.frames.close()
+        self._damage_before[_NO_FILE] = len(self._findings.damage)
+
+    def settle(self, first_needed: int) -> None:
+        """Decide about files that are not there, and forget what is wrong with those before."""
+        for gap in reversed(self._gaps):
+            if gap.end > first_needed:
+                path = self._path(max(gap.start, first_needed))
+                self._findings.insert(gap.damage_count, Damage(path, 0, "the file is missing"))
+        found = sorted(self._damage_before.items())
+        if found:
+            kept = next(count for number, count in found if number >= first_needed)
+            del self._findings.damage[found[0][1] : kept]
 
     def _list_files(self) -> list[int]:
         names = self._storage.list(f"{self._directory}/journal")
@@ -130,7 +161,7 @@ class JournalWalk:
         if expected == number:
             return
         if expected is not None and expected < number:
-            self._findings.add(self._path(expected), 0, "the file is missing")
+            self._gaps.append(Gap(expected, number, len(self._findings.damage)))
         elif expected is not None:
             self._findings.add(self._path(number), 0, "no end-of-file commit names this file")
         self.replay.begin_file(number)

@@ -19,6 +19,7 @@ class Replay:
     def __init__(self, incarnation: int) -> None:
         self.state = TopicState(incarnation)
         self.is_whole = True
+        self.trimmed_before = 0
         self._certain: set[int] = set()
 
     def skip_to(self, number: int) -> None:
@@ -34,6 +35,22 @@ class Replay:
         self.state.file_number = number
         self.state.position = 0
 
+    def adopt(self, known: TopicState) -> list[str]:
+        """Go on from a checkpoint of this place; return what cannot be true of it.
+
+        The commits before the journal's first file are gone, so only it can say what they said.
+        """
+        state, wrong = self.state, []
+        for name in ("incarnation", "number", "time", "file_number", "position"):
+            if getattr(known, name) != getattr(state, name) and state.position:
+                wrong.append(name)
+        if any(known.ends[partition : partition + 1] != [state.ends[partition]]
+               for partition in self._certain):  # fmt: skip
+            wrong.append("ends")
+        if not wrong:
+            self.state, self.is_whole = known, True
+        return wrong
+
     def apply(self, commit: Commit, path: str) -> Iterator[str]:
         """Yield what is wrong with the commit, then let the state move on by it."""
         state = self.state
@@ -48,10 +65,16 @@ class Replay:
             if commit.kind is Kind.RECOVER and self.is_whole:
                 if commit.details()["ends"] != state.ends:
                     yield f"commit {commit.number} says other end offsets than the commits before"
+            if commit.kind is Kind.TRIM:
+                self.trimmed_before = max(self.trimmed_before, commit.details()["before"])
             state.apply(commit, path)
         except (LogError, LookupError, TypeError, ValueError) as error:
-            yield f"commit {commit.number} cannot be applied: {error!r}"
+            # It may build on commits that are not known.
+            if self.is_whole or not isinstance(error, LookupError):
+                yield f"commit {commit.number} cannot be applied: {error!r}"
             self.skip_to(commit.number + 1)
+            state.time = commit.time
+            state.position = commit.position + commit.length
 
     def _check_offsets(self, commit: Commit) -> Iterator[str]:
         ends = self.state.ends
@@ -60,8 +83,7 @@ class Replay:
             if partition >= len(ends):
                 if self.is_whole:
                     yield f"commit {commit.number} names partition {partition} of {len(ends)}"
-                self.state.starts += [0] * (partition + 1 - len(ends))
-                ends += [0] * (partition + 1 - len(ends))
+                self._add_partitions(partition + 1 - len(ends))
             end = ends[partition]
             is_doubtful = not self.is_whole and partition not in self._certain
             if base_offset < end or (base_offset > end and not is_doubtful):
@@ -72,6 +94,11 @@ class Replay:
             self._certain.add(partition)
             ends[partition] = base_offset + count
         self._rewind(commit)
+
+    def _add_partitions(self, count: int) -> None:
+        state = self.state
+        for offsets in (state.starts, state.ends, state.sealed_ends, state.cleaned_ends):
+            offsets += [0] * count
 
     def _rewind(self, commit: Commit) -> None:
         """Let `ends` be such that the state accepts the commit: what is wrong has been said."""

@@ -17,8 +17,10 @@ from broker.index import FileIndex
 from broker.state import JournalFile, TopicState
 from broker.storage import LocalStorage
 from broker.synced import Synced
+from broker.topic import Topic
 from broker.verify.findings import Findings, TopicReport
 from broker.verify.journal import JournalWalk
+from broker.verify.sealed import SealedCheck
 
 _CHECKPOINT_NAME = re.compile(r"(\d{20})(\.soft)?\.arrow")
 _INDEX_NAME = re.compile(r"(\d{20})\.arrow")
@@ -41,10 +43,12 @@ class _TopicCheck:
 
     def __init__(self, storage: LocalStorage, name: str, incarnation: int) -> None:
         self._storage = storage
+        self._name = name
         self._incarnation = incarnation
         self._topic_directory = f"topics/{name}"
         self._directory = f"topics/{name}/{incarnation}"
         self._complete: set[int] = set()
+        self._adopted_first: int | None = None
         self.findings = Findings()
         self.walk = JournalWalk(
             storage,
@@ -54,17 +58,23 @@ class _TopicCheck:
             on_commit=self._on_commit,
             on_file_end=self._check_index,
         )
+        self._sealed = SealedCheck(storage, self._directory, self.findings)
 
     def run(self) -> None:
         hint = self._read_hint()
         self._checkpoints = self._list_checkpoints()
         indexes = self._list_indexes()
         self.walk.run()
-        self._check_hint(hint)
-        for names in self._checkpoints.values():
-            self._check_unreached(names)
+        first_needed = self._first_needed()
+        self.walk.settle(first_needed)
+        self._check_beginning(first_needed)
+        self._check_hint(hint, first_needed)
+        for number, names in self._checkpoints.items():
+            self._check_unreached(names, is_before=number < self.walk.first_file)
         for number in sorted(indexes - self._complete):
-            self._check_other_index(number)
+            if number >= first_needed:
+                self._check_other_index(number)
+        self._check_sealed()
         self._take_notes()
 
     def _locate(self, path: str) -> str:
@@ -81,6 +91,42 @@ class _TopicCheck:
             self.findings.add(self._locate(path), 0, f"the file cannot be read: {error}")
             return None
 
+    # Where the journal begins.
+
+    def _first_needed(self) -> int:
+        """Return the first journal file that is named: all before it may be there, or gone."""
+        firsts = [self.walk.replay.trimmed_before, self._adopted_first or 0]
+        # Written before files were removed, perhaps while the journal was walked.
+        if (newest := self._newest_checkpoint()) is not None:
+            firsts.append(_first_file(newest))
+        return max(firsts)
+
+    def _newest_checkpoint(self) -> TopicState | None:
+        folder = f"{self._directory}/checkpoint"
+        try:
+            return checkpoint.read_newest(
+                self._storage, folder, self._incarnation, checkpoint.decode
+            )
+        except (LogError, LookupError, TypeError, ValueError):
+            return None  # It is reported where all checkpoints are read.
+
+    def _check_beginning(self, first_needed: int) -> None:
+        if not self.walk.first_file or first_needed < self.walk.first_file:
+            return  # It begins with the first commit, or what is missing there is reported.
+        # One that was listed may have made way for a newer one since.
+        if self._adopted_first is None and self._newest_checkpoint() is None:
+            self.findings.add(
+                self._locate("checkpoint"),
+                0,
+                f"no checkpoint can be read that says what the commits before "
+                f"{self.walk.first_file} said; they were removed from the journal",
+            )
+        else:
+            self.findings.note(
+                f"the commits before {self.walk.first_file} are not in the journal any more: "
+                "their records are sealed or removed"
+            )
+
     # How far the journal is synced.
 
     def _read_hint(self) -> Synced | None:
@@ -93,8 +139,8 @@ class _TopicCheck:
         self.findings.add(self._locate("synced"), 0, what)
         return None
 
-    def _check_hint(self, hint: Synced | None) -> None:
-        if hint is None:
+    def _check_hint(self, hint: Synced | None, first_needed: int) -> None:
+        if hint is None or hint.file_number < first_needed:
             return
         if self.findings.damage and hint.boot_id != self._storage.boot_id:
             self.findings.note(
@@ -129,7 +175,10 @@ class _TopicCheck:
             stored = self._read_checkpoint(name)
             if stored is None:
                 continue
-            if not is_certain:
+            if not is_certain and self.walk.first_file and self._adopted_first is None:
+                is_certain = self._adopt(stored, name)
+                state = self.walk.replay.state
+            elif not is_certain:
                 self.findings.note(
                     f"checkpoint/{name} was not compared: commits before it are damaged"
                 )
@@ -137,10 +186,19 @@ class _TopicCheck:
                 path = self._locate(f"checkpoint/{name}")
                 self.findings.add(path, 0, f"the journal says otherwise: {', '.join(wrong)}")
 
-    def _check_unreached(self, names: list[str]) -> None:
+    def _adopt(self, stored: TopicState, name: str) -> bool:
+        """Let the first checkpoint say what the removed commits said."""
+        if wrong := self.walk.replay.adopt(stored):
+            path = self._locate(f"checkpoint/{name}")
+            self.findings.add(path, 0, f"the journal says otherwise: {', '.join(wrong)}")
+            return False
+        self._adopted_first = _first_file(stored)
+        return True
+
+    def _check_unreached(self, names: list[str], *, is_before: bool) -> None:
         for name in names:
             stored = self._read_checkpoint(name)
-            if stored is None:
+            if stored is None or is_before:
                 continue
             path = self._locate(f"checkpoint/{name}")
             self.findings.add(
@@ -218,6 +276,30 @@ class _TopicCheck:
             byte_length=file.byte_length,
         )
 
+    # Sealed files.
+
+    def _check_sealed(self) -> None:
+        replay = self.walk.replay
+        state = replay.state if replay.is_whole else self._newest_checkpoint()
+        if state is None:
+            return  # Which files there should be is not known; that is reported.
+        self._sealed.check(state)
+        if self._sealed.missing:
+            self._sealed.report_missing({file.name for file in self._state_now(state).sealed})
+        if unnamed := self._sealed.unnamed(self._state_now(state)):
+            self.findings.note(f"sealed/ holds {len(unnamed)} files that no commit names (yet)")
+
+    def _state_now(self, state: TopicState) -> TopicState:
+        """Return the state as others have changed it since; of a damaged journal, `state`."""
+        if self.findings.damage:
+            return state
+        try:
+            topic = Topic(self._storage, self._name, self._incarnation)
+        except LogError:
+            return state
+        topic.close()
+        return topic.state
+
     # What is no damage but worth knowing.
 
     def _take_notes(self) -> None:
@@ -229,6 +311,10 @@ class _TopicCheck:
         for name in self._storage.list(self._topic_directory):
             if name.isdigit() and int(name) != self._incarnation:
                 findings.note(f"{self._topic_directory}/{name} is left of a deleted incarnation")
+
+
+def _first_file(state: TopicState) -> int:
+    return state.files[0].first_number if state.files else state.file_number
 
 
 def _differences(stored: TopicState, replayed: TopicState) -> list[str]:
