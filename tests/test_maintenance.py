@@ -128,8 +128,9 @@ def test_little_is_sealed_only_when_it_is_old(
 
 def test_much_is_sealed_at_once(log: broker.Log) -> None:
     log.alter_topic(NAME, {"seal.bytes": 5000})
-    fill(log, 500)
-    assert log.maintain(NAME)[0].sealed_records > 300
+    fill(log, 500)  # Its producer has perhaps begun with it.
+    log.maintain(NAME)
+    assert sum(log.describe_topic(NAME).sealed_ends) > 300
 
 
 def test_small_files_become_larger_ones(log: broker.Log, root: Path) -> None:
