@@ -561,3 +561,67 @@ def test_an_executor_without_the_package_says_how_to_install_it(
     )
     assert "has no module 'spark_log" in done.stderr
     assert "pip install spark-log" in done.stderr
+
+
+# Through Spark
+
+
+def failure(action: Any) -> str:
+    with pytest.raises(Exception) as caught:
+        action()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "mode", "problem"),
+    [
+        ("'a' AS value", "overwrite", "mode 'overwrite' is refused: a log is only ever appended"),
+        ("1 AS value", "append", "value attribute unsupported type int"),
+        ("'a' AS value, CAST(9 AS INT) AS partition", "append", "no partition 9"),
+    ],
+)
+def test_spark_hands_our_errors_on(
+    spark: Any, log: broker.Log, root: Path, columns: str, mode: str, problem: str
+) -> None:
+    log.create_topic("t")
+    writer = spark.sql(f"SELECT {columns}").write.format("log").option("topic", "t")
+    assert problem in failure(lambda: writer.mode(mode).save(str(root)))
+    assert log.describe_topic("t").record_count == 0
+
+
+@pytest.fixture
+def totals(spark: Any, log: broker.Log, root: Path) -> Any:
+    """A running count for each value of topic `in`."""
+    log.create_topic("in")
+    log.create_topic("out")
+    with log.producer() as producer:
+        for value in (b"a", b"b", b"a"):
+            producer.send("in", value)
+    stream = spark.readStream.format("log").option("subscribe", "in")
+    counts = stream.option("startingOffsets", "earliest").load(str(root)).groupBy("value").count()
+    return counts.selectExpr("concat(cast(value AS string), '=', count) AS value")
+
+
+def test_output_mode_complete_is_refused_by_its_name(
+    totals: Any, root: Path, tmp_path: Path
+) -> None:
+    writer = totals.writeStream.format("log").option("topic", "out").outputMode("complete")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(root))
+    assert "output mode 'complete' is refused" in failure(query.awaitTermination)
+
+
+def test_update_mode_goes_by_foreach_batch_and_a_pair(
+    totals: Any, log: broker.Log, root: Path, tmp_path: Path
+) -> None:
+    def write_twice(frame: Any, number: int) -> None:
+        writer = frame.write.format("log").option("topic", "out").mode("append")
+        for _ in range(2):
+            writer.option("txnAppId", "totals").option("txnVersion", number).save(str(root))
+
+    query = totals.writeStream.outputMode("update").foreachBatch(write_twice)
+    query = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    with log.producer() as producer:
+        producer.send("in", b"b")
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert values(log, "out") == [b"a=2", b"b=1", b"b=2"]
