@@ -448,6 +448,32 @@ def test_records_are_the_same_after_sealing(
     assert len(after.ends) > 3 if is_limited else len(after.ends) == 1
 
 
+@pytest.mark.parametrize("limit", ["", "7"])
+def test_compaction_leaves_gaps_and_no_loss(log: broker.Log, root: Path, limit: str) -> None:
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+    log.create_topic("orders", config=config)
+    with log.producer() as producer:
+        for number in range(40):
+            producer.send("orders", b"%d" % number, key=b"%d" % (number % 10))
+    log.maintain("orders", seal=True)
+    log.maintain("orders", seal=True)
+    with log.producer() as producer:
+        producer.send("orders", b"40", key=b"new")
+    query = Query(root, maxOffsetsPerTrigger=limit)
+    found: list[int] = []
+    while True:
+        start = json.loads(query.ends[-1]) if query.ends else query.reader.initialOffset()
+        end = query.log_end(start)
+        if end is None:
+            break
+        for task in query.reader.partitions(start, end):
+            for batch in query.reader.read(task):
+                offsets = batch.column("offset").to_pylist()
+                assert [int(value) for value in batch.column("value").to_pylist()] == offsets
+                found += offsets
+    assert found == [*range(30, 41)]
+
+
 def test_tasks_over_sealed_files_are_split_as_asked(orders: broker.Log, root: Path) -> None:
     fill(orders, "orders", *map(str, range(100)))
     orders.maintain("orders", seal=True)
