@@ -15,6 +15,8 @@ REQUIREMENTS = [
     "click>=8",
     # Tables and progress bars on a terminal.
     "rich>=13",
+    # Metrics in Prometheus' form, served when a client asks for it.
+    "prometheus-client>=0.20",
     # Wakes a waiting consumer when a commit appears, instead of polling.
     'inotify-simple>=1.3; sys_platform == "linux"',
 ]

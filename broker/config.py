@@ -130,6 +130,10 @@ def _integer(default: int, at_least: int = 0) -> Any:
     return _option(default, Rule(int, at_least=at_least))
 
 
+def _port() -> Any:
+    return _option(None, Rule(int, at_least=0, at_most=65_535, is_optional=True))
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
     """Options of `log.producer(...)`."""
@@ -147,6 +151,7 @@ class ProducerOptions:
     durability: str = _option("buffered", Rule(str, choices=("buffered", "fsync")))
     transactional_id: str | None = _option(None)
     client_id: str | None = _option(None)
+    metrics_port: int | None = _port()
 
     def __post_init__(self) -> None:
         if not callable(self.partitioner) and self.partitioner not in ("sticky", "round_robin"):
@@ -181,6 +186,7 @@ class ConsumerOptions:
     heartbeat_interval_ms: int = _integer(3_000, at_least=1)
     max_poll_interval_ms: int = _integer(300_000, at_least=1)
     partition_assignment_strategy: Any = _option("sticky")
+    metrics_port: int | None = _port()
 
     def __post_init__(self) -> None:
         _check_callables(self, ("key_deserializer", "value_deserializer"))

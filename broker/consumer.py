@@ -22,6 +22,7 @@ from broker.errors import (
     UnknownPartition,
 )
 from broker.listener import ConsumerRebalanceListener
+from broker.metrics import Metrics, Readings, export_if_asked
 from broker.records import (
     ConsumerRecord,
     OffsetAndMetadata,
@@ -55,6 +56,12 @@ class Consumer:
         self._records: Iterator[ConsumerRecord] | None = None
         self._moves = 0
         self._yielded: ConsumerRecord | None = None
+        self._counts = Metrics(
+            "consumer-fetch-manager-metrics",
+            ["records-consumed", "bytes-consumed", "fetch"],
+            {"fetch-latency": "fetch"},
+        )
+        self._exported = export_if_asked(options.metrics_port, options.client_id, self)
         if topics:
             try:
                 self.subscribe(topics)
@@ -192,6 +199,18 @@ class Consumer:
     def committed(self, partition: TopicPartition, metadata: bool = False) -> Any:
         raise InvalidOption("committed needs a consumer group; give a group_id")
 
+    # Counting.
+
+    def metrics(self) -> Readings:
+        """Return what was read so far, as totals and rates, and the lag at the last fetch."""
+        lags = list(self._lags().values())
+        return self._counts.read(records_lag=sum(lags), records_lag_max=max(lags, default=0))
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port on which the metrics are served."""
+        return None if self._exported is None else self._exported.port
+
     # Reading.
 
     def poll(
@@ -206,6 +225,7 @@ class Consumer:
         if not self._chunks:
             self._fetch(timeout_ms)
         polled: dict[TopicPartition, list[ConsumerRecord]] = {}
+        wanted = limit
         for place in list(self._chunks):
             try:
                 limit -= self._take_records(place, limit, polled)
@@ -218,6 +238,7 @@ class Consumer:
                 break
             if limit == 0:
                 break
+        self._counts.totals["records-consumed"] += wanted - limit
         return polled
 
     def poll_batches(self, timeout_ms: float = 0) -> dict[TopicPartition, pa.RecordBatch]:
@@ -226,7 +247,9 @@ class Consumer:
         self._settle_iteration()
         if not self._chunks:
             self._fetch(timeout_ms)
-        return {place: self._take_batch(place) for place in list(self._chunks)}
+        batches = {place: self._take_batch(place) for place in list(self._chunks)}
+        self._counts.totals["records-consumed"] += sum(one.num_rows for one in batches.values())
+        return batches
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Give records one by one, waiting for more up to `consumer_timeout_ms`."""
@@ -238,12 +261,14 @@ class Consumer:
                 return
             place, chunks = next(iter(self._chunks.items()))
             chunk = chunks[0]
+            first = chunk.offset
             # A deserializer that fails, fails here: the records stay where they are.
             records = chunk.records(chunk.count, self._options)
             chunks.pop(0)
             if not chunks:
                 del self._chunks[place]
             moves = self._moves
+            self._counts.totals["records-consumed"] += chunk.end_offset - first
             for record in records:
                 self._yielded = record
                 yield record
@@ -267,6 +292,8 @@ class Consumer:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
+            if self._exported is not None:
+                self._exported.close()
             self._watch.close()
             self._subscription.close()
 
@@ -342,6 +369,15 @@ class Consumer:
 
     def _fetch_once(self) -> int:
         """Read what is there, fairly over the partitions; return how many bytes."""
+        begun = time.monotonic()
+        size = self._fetch_places()
+        totals = self._counts.totals
+        totals["fetch"] += 1
+        totals["fetch-latency"] += time.monotonic() - begun
+        totals["bytes-consumed"] += size
+        return size
+
+    def _fetch_places(self) -> int:
         budget = self._options.fetch_max_bytes
         size = 0
         places = [place for place in self._positions if place not in self._paused]
@@ -390,6 +426,18 @@ class Consumer:
     def _wait_seconds(self, seconds: float) -> float:
         """Return for how long to wait for news, given until when the caller would."""
         return seconds
+
+    def _lags(self) -> dict[TopicPartition, int]:
+        """Return the records between each position and the end, as of the last fetch.
+
+        Any thread may ask: nothing is read, and nothing is changed.
+        """
+        lags = {}
+        for place, position in list(self._positions.items()):
+            reader = self._subscription.opened(place.topic)
+            if reader is not None and position is not None:
+                lags[place] = max(0, reader.state.ends[place.partition] - position)
+        return lags
 
     def _known_position(self, place: TopicPartition) -> int:
         position = self._positions[place]

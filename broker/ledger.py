@@ -108,6 +108,8 @@ class Ledger(ABC, Generic[State]):
         self._syncer = Syncer(storage, self.journal.directory)
         self._finisher: ThreadPoolExecutor | None = None
         self._unfinished: list[Future[None]] = []
+        # How often others had committed when this one came to do so.
+        self.conflict_count = 0
         self._is_stale = False
         self._is_closed = False
         self._is_forked = False
@@ -311,6 +313,7 @@ class Ledger(ABC, Generic[State]):
             if self._is_stale:
                 self._load()
             if journal.is_behind():
+                self.conflict_count += 1
                 self._catch_up()
             if self.state.is_deleted:
                 raise self.home.deleted()

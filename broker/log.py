@@ -33,7 +33,8 @@ from broker.errors import (
 from broker.group import GroupConsumer, GroupDescription, Groups, Reset
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
 from broker.maintenance.keeper import Keeper
-from broker.maintenance.keeping import Progress, Round, TopicMaintenance
+from broker.maintenance.keeping import Progress, Round, TopicMaintenance, new_metrics
+from broker.metrics import Readings
 from broker.producer import Producer
 from broker.reader import TopicReader
 from broker.records import TopicPartition
@@ -91,6 +92,7 @@ class Log:
         self._storage = storage
         self.root = storage.root
         self.cluster_id = _open_mark(storage, create=create)
+        self._maintenance_metrics = new_metrics()
         self._groups = Groups(storage, self._open_topic, self._open_reader)
 
     def create_topic(
@@ -287,6 +289,10 @@ class Log:
             self._groups.expire()
         return done
 
+    def metrics(self) -> Readings:
+        """Return what maintenance by this log and its producers has done, as totals and rates."""
+        return self._maintenance_metrics.read()
+
     def verify(self, topic: str | None = None) -> VerifyReport:
         """Read every byte of a topic, or of all, and report all damage.
 
@@ -332,7 +338,13 @@ class Log:
         return TopicReader(self._storage, name, self._existing(name))
 
     def _round(self, name: str, progress: Progress | None = None) -> Round:
-        return Round(self._storage, name, self._existing(name), progress=progress)
+        return Round(
+            self._storage,
+            name,
+            self._existing(name),
+            progress=progress,
+            metrics=self._maintenance_metrics,
+        )
 
     def _existing(self, name: str) -> int:
         _check_name(name)

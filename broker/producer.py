@@ -26,6 +26,7 @@ from broker.errors import (
     UnknownPartition,
 )
 from broker.futures import SendFuture
+from broker.metrics import Readings, export_if_asked
 from broker.records import BatchMetadata, RecordMetadata
 from broker.sender import Sender, TopicOpener, TopicWriter
 from broker.sending import RecordBuffer, TransactionUnit, Unit, make_columnar
@@ -72,6 +73,7 @@ class Producer:
         self._process_id = os.getpid()
         self._is_closed = False
         self._is_forked = False
+        self._exported = export_if_asked(options.metrics_port, options.client_id, self)
         forks.remember(self)
         _open_producers.add(self)
         self._sender.start()
@@ -196,6 +198,15 @@ class Producer:
         """Forget all that was sent in the transaction."""
         self._end_transaction().abort()
 
+    def metrics(self) -> Readings:
+        """Return what was sent so far, as totals and rates."""
+        return self._sender.metrics.read(conflict_total=self._sender.conflict_count)
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port on which the metrics are served."""
+        return None if self._exported is None else self._exported.port
+
     def partitions_for(self, topic: str) -> set[int]:
         """Return the partitions of a topic."""
         if self._is_closed:
@@ -216,6 +227,8 @@ class Producer:
         self._accumulator.close()
         self._sender.stop(timeout)
         self._keeper.close()
+        if self._exported is not None:
+            self._exported.close()
         forks.forget(self)
         _open_producers.discard(self)
 

@@ -21,8 +21,9 @@ from broker.errors import (
     UnknownTopic,
 )
 from broker.ledger import Appended
+from broker.metrics import Metrics
 from broker.partitioner import PartitionChooser
-from broker.sending import Unit
+from broker.sending import Placed, Unit
 from broker.topic import Topic
 
 TopicOpener = Callable[[str], Topic]
@@ -110,6 +111,12 @@ class Sender:
         self._on_open = on_open
         self._accumulator = accumulator
         self._options = options
+        self._conflicts = 0  # Of topics that are closed.
+        self.metrics = Metrics(
+            "producer-metrics",
+            ["record-send", "byte", "batch", "record-retry", "record-error"],
+            {"commit-latency": "batch"},
+        )
         self._lock = threading.Lock()
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spark-log-sender", daemon=True)
@@ -125,6 +132,13 @@ class Sender:
                 writer = self.writers[topic] = TopicWriter(self._open_topic(topic), self._options)
                 self._on_open(writer.topic)
             return writer
+
+    @property
+    def conflict_count(self) -> int:
+        """How often others had committed when this producer came to do so."""
+        return self._conflicts + sum(
+            writer.topic.conflict_count for writer in list(self.writers.values())
+        )
 
     def stop(self, timeout: float | None) -> None:
         """Wait for what is left; what is not sent in time fails."""
@@ -154,7 +168,8 @@ class Sender:
                 self._accumulator.done(unit)
 
     def _send(self, unit: Unit) -> None:
-        deadline = time.monotonic() + self._options.delivery_timeout_ms / 1000
+        begun = time.monotonic()
+        deadline = begun + self._options.delivery_timeout_ms / 1000
         try:
             writer = self.writer(unit.topic)
             frames = unit.encode(writer.chooser, writer.partition_count, writer.codec)
@@ -164,12 +179,25 @@ class Sender:
             appended = self._commit(writer, frames, deadline)
         except UnknownTopic as error:
             self._forget(unit.topic)
-            unit.fail(error)
+            self._fail(unit, error)
         except LogError as error:
-            unit.fail(error)
+            self._fail(unit, error)
         else:
+            self._count(frames, time.monotonic() - begun)
             writer.committed()
             unit.succeed(appended, writer.is_log_append)
+
+    def _count(self, frames: Placed, seconds: float) -> None:
+        totals = self.metrics.totals
+        totals["batch"] += 1
+        totals["commit-latency"] += seconds
+        for _partition, frame in frames:
+            totals["record-send"] += frame.record_count
+            totals["byte"] += frame.byte_length
+
+    def _fail(self, unit: Unit, error: LogError) -> None:
+        self.metrics.add("record-error", unit.record_count)
+        unit.fail(error)
 
     def _commit(self, writer: TopicWriter, frames: list, deadline: float) -> Appended:  # type: ignore[type-arg]
         """Try until it is committed, refused, or the deadline has passed."""
@@ -200,6 +228,7 @@ class Sender:
                         writer.forget_identity()
                     raise
                 self._give_up.wait(_PAUSE_SECONDS)
+            self.metrics.add("record-retry", sum(frame.record_count for _, frame in frames))
             is_first = False
 
     def _patience_ms(self, deadline: float) -> int:
@@ -214,4 +243,5 @@ class Sender:
         with self._lock:
             writer = self.writers.pop(topic, None)
         if writer is not None:
+            self._conflicts += writer.topic.conflict_count
             writer.topic.close()

@@ -43,6 +43,11 @@ class Unit(Completion):
         """Choose partitions and return the frames, in the order to be kept."""
         raise NotImplementedError
 
+    @property
+    def record_count(self) -> int:
+        """How many records wait here to be committed."""
+        raise NotImplementedError
+
     def release(self) -> None:
         """Let go of the records once they are encoded; what futures need is kept."""
 
@@ -116,6 +121,10 @@ class RecordBuffer(Unit):
             frame = frames_of.encode_records(keys, values, some_headers, stamps, codec)
             placed.append((partition, frame))
         return placed
+
+    @property
+    def record_count(self) -> int:
+        return len(self.values)
 
     def release(self) -> None:
         self.keys, self.values, self.headers, self.given = [], [], {}, {}
@@ -202,6 +211,10 @@ class ColumnarUnit(Unit):
             for start in range(0, batch.num_rows, step)
         ]
 
+    @property
+    def record_count(self) -> int:
+        return 0 if self._batch is None else int(self._batch.num_rows)
+
     def release(self) -> None:
         self._batch = self._partitions = None
 
@@ -242,6 +255,10 @@ class TransactionUnit(Unit):
     def encode(self, chooser: PartitionChooser, partition_count: int, codec: str) -> Placed:
         self._spill.finish()
         return self._placed
+
+    @property
+    def record_count(self) -> int:
+        return sum(frame.record_count for _, frame in self._placed)
 
     def succeed(self, appended: Appended, is_log_append: bool) -> None:
         """Give each unit its part of the table: the frames lie in the order of the units."""

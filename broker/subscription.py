@@ -75,6 +75,10 @@ class Subscription:
             reader = self._readers[topic] = self._catalog.open_reader(topic)
         return reader
 
+    def opened(self, topic: str) -> TopicReader | None:
+        """Return the reader of a topic if it is open."""
+        return self._readers.get(topic)
+
     def directories(self) -> set[str]:
         """Return the directories in which news would show."""
         watched = {f"{self.reader(topic).topic.directory}/journal" for topic in self.topics()}

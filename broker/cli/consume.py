@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.cli.json_record import format_records
-from broker.cli.root import pass_log
+from broker.cli.root import metrics_port_option, pass_log
 from broker.consumer import Consumer
 from broker.log import Log
 from broker.records import TopicPartition
@@ -63,6 +63,7 @@ _VALUE_WIDTH = 120
     type=click.IntRange(min=0),
     help="With --follow: stop when nothing has come for so long.",
 )
+@metrics_port_option
 @click.option(
     "--group", "-g", help="Read as a member of this group, go on where it was, and commit."
 )
@@ -76,6 +77,7 @@ def consume(
     format_: str,
     follow: bool,
     timeout_ms: int | None,
+    metrics_port: int | None,
     group: str | None,
 ) -> None:  # fmt: skip
     """Print a topic's records: those that are there now, or with --follow for ever."""
@@ -90,10 +92,14 @@ def consume(
     reset = "latest" if follow and not from_beginning else "earliest"
     printer = _Printer(_FORMATS[format_](), max_records)
     if group is not None:
-        with log.consumer(topic, group_id=group, auto_offset_reset=reset) as member:
+        with log.consumer(
+            topic, group_id=group, auto_offset_reset=reset, metrics_port=metrics_port
+        ) as member:
             _share(member, printer, timeout_ms, follow=follow)
         return
-    with log.consumer(auto_offset_reset=reset, metadata_max_age_ms=1000) as consumer:
+    with log.consumer(
+        auto_offset_reset=reset, metadata_max_age_ms=1000, metrics_port=metrics_port
+    ) as consumer:
         if partitions:
             consumer.assign([TopicPartition(topic, number) for number in partitions])
         else:

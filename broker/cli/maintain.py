@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from broker.cli.output import format_count, print_json, print_table
-from broker.cli.root import pass_log
+from broker.cli.root import metrics_port_option, pass_log
 from broker.cli.topics import json_option
 from broker.log import Log
 from broker.maintenance.keeping import TopicMaintenance
+from broker.metrics import export_if_asked
 
 
 @click.command()
@@ -30,14 +31,22 @@ from broker.maintenance.keeping import TopicMaintenance
     show_default=True,
     help="With --forever: seconds between two rounds.",
 )
+@metrics_port_option
 @json_option
 def maintain(
-    log: Log, name: str | None, seal: bool, forever: bool, interval: float, as_json: bool
+    log: Log,
+    name: str | None,
+    seal: bool,
+    forever: bool,
+    interval: float,
+    metrics_port: int | None,
+    as_json: bool,
 ) -> None:
     """Do what is due for a topic, or for all: sealing, retention, compaction, removal of files.
 
     Producers do the same in the background. It may run beside them, and more than once.
     """
+    export_if_asked(metrics_port, "maintain", log)
     while True:
         with Bar() as bar:
             done = log.maintain(name, seal=seal, progress=bar)

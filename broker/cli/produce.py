@@ -20,7 +20,7 @@ from broker.cli.interrupt import Interrupt, catch_interrupt
 from broker.cli.json_record import parse_record
 from broker.cli.lines import LineReader, split_keys, split_lines
 from broker.cli.output import format_bytes, plural, say
-from broker.cli.root import pass_log
+from broker.cli.root import metrics_port_option, pass_log
 from broker.config import CODECS
 from broker.errors import InvalidRecord, LogError
 from broker.log import Log, TopicDescription
@@ -82,6 +82,7 @@ class Input:
     show_default=True,
     help="fsync: on disk before a record counts as sent.",
 )
+@metrics_port_option
 def produce(
     log: Log,
     topic: str,
@@ -92,6 +93,7 @@ def produce(
     batch_size: int,
     linger_ms: int,
     durability: str,
+    metrics_port: int | None,
 ) -> int:  # fmt: skip
     """Send each line of standard input as a record."""
     if format_ == "json" and (key_separator is not None or partition is not None):
@@ -105,7 +107,9 @@ def produce(
     options = {"linger_ms": linger_ms, "batch_size": batch_size, "durability": durability}
     with (
         catch_interrupt() as interrupt,
-        log.producer(compression_type=compression, **options) as producer,
+        log.producer(
+            compression_type=compression, metrics_port=metrics_port, **options
+        ) as producer,
     ):
         lines = _open_lines(found, interrupt, batch_size, linger_ms)
         return _send_all(_Sending(producer, source), lines, interrupt)  # fmt: skip

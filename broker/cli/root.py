@@ -36,6 +36,14 @@ root_log_option = _option(VARIABLE)
 log_option = _option(None)
 
 
+metrics_port_option = click.option(
+    "--metrics-port",
+    type=click.IntRange(min=0, max=65_535),
+    metavar="PORT",
+    help="Serve metrics in Prometheus' form on this port.",
+)
+
+
 def open_chosen(*, create: bool = False) -> Log:
     """Open the log that the user chose."""
     root = click.get_current_context().find_root().obj

@@ -40,6 +40,7 @@ from broker.group.membership import Membership, Pace, View
 from broker.group.rebalance import Rebalancer
 from broker.group.state import Member, Position
 from broker.listener import ConsumerRebalanceListener
+from broker.metrics import Metrics, Readings
 from broker.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from broker.subscription import Catalog
 
@@ -68,6 +69,11 @@ class GroupConsumer(Consumer):
         self._commit_at = 0.0
         self._committed_last: dict[TopicPartition, Position] = {}
         self._unsafe: dict[TopicPartition, OffsetOutOfRange] = {}
+        self._group_counts = Metrics(
+            "consumer-coordinator-metrics",
+            ["commit", "commit-error", "rebalance"],
+            {"commit-latency": "commit"},
+        )
         super().__init__(catalog, topics, options)
 
     # What to read.
@@ -173,6 +179,10 @@ class GroupConsumer(Consumer):
             OffsetAndMetadata(position.offset, position.metadata) if metadata else position.offset
         )
 
+    def metrics(self) -> Readings:
+        shares = len(self._positions)
+        return {**super().metrics(), **self._group_counts.read(assigned_partitions=shares)}
+
     # Reading.
 
     def poll(
@@ -197,6 +207,7 @@ class GroupConsumer(Consumer):
                 return
             place, chunks = next(iter(self._chunks.items()))
             chunk = chunks[0]
+            first = chunk.offset
             # Not all at once: a position that is committed in between is one that was reached.
             records = chunk.records(self._options.max_poll_records, self._options)
             if chunk.count == 0:
@@ -204,6 +215,7 @@ class GroupConsumer(Consumer):
             if not chunks:
                 del self._chunks[place]
             reached = chunk.offset
+            self._counts.totals["records-consumed"] += reached - first
             moves = self._moves
             fresh_until = self._fresh_until()
             for record in records:
@@ -273,6 +285,7 @@ class GroupConsumer(Consumer):
     def _take_view(self, view: View) -> None:
         """Let go of what another has, and begin with what is new."""
         before = self._view
+        self._group_counts.add("rebalance", before is None or before.owned != view.owned)
         if before is not None and before.member_id != view.member_id:
             self._lose(self._positions)
         self._lose(
@@ -459,6 +472,16 @@ class GroupConsumer(Consumer):
     def _commit_positions(self, positions: Mapping[TopicPartition, Position]) -> None:
         if not positions:
             return
+        begun = time.monotonic()
+        try:
+            self._commit_somehow(positions)
+        except LogError:
+            self._group_counts.add("commit-error")
+            raise
+        self._group_counts.add("commit")
+        self._group_counts.add("commit-latency", time.monotonic() - begun)
+
+    def _commit_somehow(self, positions: Mapping[TopicPartition, Position]) -> None:
         if self._wanted is None:
             self._open_group().publish(positions)
         elif self._membership is None:

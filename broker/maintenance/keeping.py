@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,6 +17,7 @@ from broker.errors import LockTimeout, LogError, MissingFile, OutcomeUnknown
 from broker.maintenance import compaction, garbage, retention, sealing
 from broker.maintenance.compaction import CompactionUnit
 from broker.maintenance.sealing import Stopped, Unit
+from broker.metrics import Metrics
 from broker.reader import TopicReader
 from broker.sealed import SealedFile
 from broker.storage import LocalStorage
@@ -63,6 +65,16 @@ class TopicMaintenance:
     is_held: bool = False
 
 
+def new_metrics() -> Metrics:
+    """Return what rounds of maintenance count."""
+    what = ["round", "sealed-records", "sealed-files", "merged-files"]
+    return Metrics(
+        "maintenance-metrics",
+        [*what, "removed-records", "removed-files"],
+        {"round-latency": "round"},
+    )
+
+
 class Round:
     """Maintains one topic incarnation once."""
 
@@ -73,7 +85,9 @@ class Round:
         incarnation: int,
         *,
         progress: Progress | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics or new_metrics()
         self._storage = storage
         self._name = name
         self._incarnation = incarnation
@@ -91,6 +105,7 @@ class Round:
             if not is_ours:
                 self.done.is_held = True
                 return self.done
+            begun = time.monotonic()
             topic = Topic(self._storage, self._name, self._incarnation, write=True)
             reader = TopicReader(self._storage, self._name, self._incarnation)
             try:
@@ -99,7 +114,18 @@ class Round:
             finally:
                 reader.close()
                 topic.close()
+                self._count(time.monotonic() - begun)
         return self.done
+
+    def _count(self, seconds: float) -> None:
+        done, totals = self.done, self._metrics.totals
+        totals["round"] += 1
+        totals["round-latency"] += seconds
+        totals["sealed-records"] += done.sealed_records
+        totals["sealed-files"] += done.sealed_files
+        totals["merged-files"] += done.merged_files
+        totals["removed-records"] += done.removed_records
+        totals["removed-files"] += len(done.removed_files)
 
     def _run(self, topic: Topic, reader: TopicReader, is_forced: bool, only_seal: bool) -> None:
         if not only_seal:
