@@ -189,6 +189,24 @@ def pack_one(
     return (prefix, checked, table, *frame_parts, padding), length, table, high
 
 
+def pack_details(
+    kind: Kind, token: bytes, incarnation: int, number: int, position: int, time: int, details: str
+) -> tuple[list[bytes], int]:
+    """Pack a commit of details that are JSON text already: what `pack` does, in less time.
+
+    Returns:
+        The parts to write and their length.
+    """
+    meta = details.encode()
+    meta += _SPACES[len(meta) & 7]
+    length = HEADER.size + len(meta)
+    checked = _PACK_CHECKED(
+        VERSION, kind, 0, incarnation, number, position, length, len(meta), _crc32c(meta), 0,
+        time, token, NO_PRODUCER, 0, 0, 0,
+    )  # fmt: skip
+    return [_PACK_PREFIX(MAGIC, _crc32c(checked)), checked, meta], length
+
+
 _PACK_ROW, _PACK_CHECKED, _PACK_PREFIX = ROW.pack, _CHECKED.pack, _PREFIX.pack
 _ONE_START = HEADER.size + ROW.size
 _crc32c = google_crc32c.value

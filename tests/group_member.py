@@ -6,6 +6,7 @@ Usage: group_member.py ROOT OUT [name=value ...]. Each line of OUT is a JSON lis
     ["commit", time, partition, offset]
     ["error", time, class name]
 Times are seconds of the machine's boot clock, which all processes share. SIGTERM leaves in order.
+`begin_at=PATH` waits for a file of this name before it joins.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> None:
     root, out, *given = sys.argv[1:]
     options: dict[str, Any] = dict(pair.split("=", 1) for pair in given)
     clock_seconds = float(options.pop("clock_seconds", 0))
+    begin_at = options.pop("begin_at", None)
     poll_seconds = float(options.pop("poll_seconds", 0))
     storage = LocalStorage(root, clock=lambda: time.time_ns() + int(clock_seconds * 1e9))
     journal = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -43,6 +45,9 @@ def main() -> None:
     def note(*line: Any) -> None:
         os.write(journal, json.dumps(line).encode() + b"\n")
 
+    note("ready", boot_seconds(), os.getpid())
+    while begin_at is not None and not os.path.exists(begin_at):
+        time.sleep(0.005)
     options = {"group_id": "g", "auto_offset_reset": "earliest", **options}
     with Log(storage).consumer("t", enable_auto_commit=False, **options) as consumer:
         note("begun", boot_seconds(), os.getpid())

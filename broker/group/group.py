@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from broker.commit import Author, Kind, pack
+from broker.commit import Author, Kind, pack, pack_details
 from broker.errors import (
     AlreadyExists,
     CommitFailed,
@@ -164,15 +165,22 @@ class Group(Ledger[GroupState]):
         Raises:
             CommitFailed: it does not have one of the partitions (any more); nothing was written.
         """
-        with self._entered() as state:
-            self._check_owner(state, positions, member_id, generation)
-            self._record_positions(positions, {"member": member_id, "generation": generation})
+        self._lock()
+        try:
+            self._check_owner(self.state, positions, member_id, generation)
+            who = f'"member":{json.dumps(member_id)},"generation":{generation},'
+            self._record_positions(positions, who)
+            number = self.state.number
+        finally:
+            self._unlock()
+        if number % self._checkpoint_commits == 0:
+            self._write_soft_checkpoint()
 
     def publish(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Commit positions on behalf of somebody who is not a member."""
         with self._entered() as state:
             self.check_empty(state, "commit positions from outside")
-            self._record_positions(positions, {})
+            self._record_positions(positions, "")
 
     def forget(self, places: Iterable[TopicPartition]) -> None:
         """Remove positions of a group without members."""
@@ -245,10 +253,20 @@ class Group(Ledger[GroupState]):
         if self.state.position >= self._file_bytes_max:
             self._roll_if_possible()
 
-    def _record_positions(
-        self, positions: Mapping[TopicPartition, Position], who: dict[str, Any]
-    ) -> None:
-        self._record(Kind.POSITION, {**who, **_details(positions)})
+    def _record_positions(self, positions: Mapping[TopicPartition, Position], who: str) -> None:
+        """Under the lock: the most common commit, with nothing done that it does not need."""
+        state = self.state
+        now = max(self._clock() // 1_000_000, state.time)
+        parts, length = pack_details(
+            Kind.POSITION, new_token(), self.incarnation, state.number, state.position, now,
+            _details(positions, who),
+        )  # fmt: skip
+        self._is_stale = True
+        self.journal.append(parts, length)
+        state.apply_positions(positions, now, length)
+        self._is_stale = False
+        if state.position >= self._file_bytes_max:
+            self._roll_if_possible()
 
     def _expire(self) -> int:
         old = self.state.expired_positions(self._clock() // 1_000_000)
@@ -314,15 +332,25 @@ def create(storage: LocalStorage, name: str, incarnation: int) -> None:
             pass
 
 
-def _details(positions: Mapping[TopicPartition, Position]) -> dict[str, Any]:
-    by_topic: dict[str, tuple[int, int, dict[int, int]]] = {}
+def _details(positions: Mapping[TopicPartition, Position], who: str) -> str:
+    """Return what a position commit says, as JSON.
+
+    Args:
+        who: the fields that name a member, each with a comma after it.
+    """
+    by_topic: dict[tuple[str, int, int], list[str]] = {}
     metadata: dict[str, dict[str, str]] = {}
-    for (topic, partition), position in positions.items():
-        offset, incarnation, epoch, _time, note = position
-        entry = by_topic.get(topic)
-        if entry is None:
-            entry = by_topic[topic] = (incarnation, epoch, {})
-        entry[2][partition] = offset
+    for (topic, partition), (offset, incarnation, epoch, _time, note) in positions.items():
+        key = (topic, incarnation, epoch)
+        if key not in by_topic:
+            by_topic[key] = []
+        by_topic[key].append(f'"{partition}":{offset}')
         if note:
             metadata.setdefault(topic, {})[str(partition)] = note
-    return {"positions": by_topic, "metadata": metadata} if metadata else {"positions": by_topic}
+    # A topic's name has no character that JSON would escape.
+    topics = ",".join(
+        f'"{topic}":[{incarnation},{epoch},{{{",".join(offsets)}}}]'
+        for (topic, incarnation, epoch), offsets in by_topic.items()
+    )
+    notes = f',"metadata":{json.dumps(metadata)}' if metadata else ""
+    return f'{{{who}"positions":{{{topics}}}{notes}}}'

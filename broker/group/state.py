@@ -151,9 +151,10 @@ class GroupState:
         self, positions: Mapping[TopicPartition, Position], time: int, length: int
     ) -> None:
         """Move on by a position commit that this process has just written itself."""
-        for place, position in positions.items():
-            self.positions[place] = position._replace(time=time)
-        self.late.difference_update(positions)
+        for place, (offset, incarnation, epoch, _time, note) in positions.items():
+            self.positions[place] = Position(offset, incarnation, epoch, time, note)
+        if self.late:
+            self.late.difference_update(positions)
         self.number += 1
         self.time = time
         self.position += length
