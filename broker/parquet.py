@@ -105,8 +105,10 @@ class SealedWriter:
 
     def discard(self) -> None:
         """Remove the file; after an error its rest may not be writable any more."""
-        with contextlib.suppress(OSError, pa.ArrowException):
+        # Before its file is: Arrow's writer would complain on stderr when it is collected.
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
             self._writer.close()
+        self._writer.is_open = False
         with contextlib.suppress(LogError, _Discarded):
             self._stack.__exit__(_Discarded, _Discarded(), None)
 

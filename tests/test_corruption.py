@@ -1,8 +1,9 @@
 """Damage: any changed bit, cut or missing file gives the right records or an error, never others.
 
 One small log is built with everything a topic's directory can hold. Then its files are damaged one
-at a time, in place, and read in every way there is. Two shapes of the log are damaged: as it was
-written, and without checkpoints and indexes, so that every commit is read from the journal itself.
+at a time, in place, and read in every way there is. Three shapes of the log are damaged: as it was
+written; without checkpoints and indexes, so that every commit is read from the journal itself; and
+with its older records sealed and their journal files removed.
 The ordinary run takes a sample of the bytes with a fixed seed; `torture` takes every byte.
 """
 
@@ -32,6 +33,7 @@ TOPIC_DIRECTORY = f"topics/{TOPIC}/1"
 SECONDS_PER_CASE = 20
 SAMPLE = 320
 WRITER_SAMPLE = 10
+SEALED_SAMPLE = 60
 SEED = 20260101
 
 Records = dict[int, list[ConsumerRecord]]
@@ -65,7 +67,8 @@ class Sample:
             "lock": sorted((self.root / "locks").iterdir()),
         }.get(region)
         if found is None:
-            found = sorted((self.root / TOPIC_DIRECTORY / region).iterdir())
+            folder = self.root / TOPIC_DIRECTORY / region
+            found = sorted(path for path in folder.rglob("*") if path.is_file())
         assert found
         return found
 
@@ -73,11 +76,12 @@ class Sample:
 class Builder:
     """Writes a topic with all kinds of commits, and remembers what it sent."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_new: bool = True) -> None:
         self.log = broker.open(root)
-        self.log.create_topic(
-            TOPIC, partitions=2, config={"segment.bytes": 2200, "checkpoint.commits": 5}
-        )
+        if is_new:
+            self.log.create_topic(
+                TOPIC, partitions=2, config={"segment.bytes": 2200, "checkpoint.commits": 5}
+            )
         self.sent: dict[int, list[bytes | None]] = {0: [], 1: [], 2: []}
         self.commit_ends: set[tuple[int, ...]] = set()
         self._stamp = 1_000_000
@@ -172,6 +176,27 @@ def bare(whole: Sample, tmp_path_factory: pytest.TempPathFactory) -> Sample:
         shutil.rmtree(root / TOPIC_DIRECTORY / name)
     sample = Sample(root, whole.expected, whole.commit_ends)
     judge(read_everything(root), sample, may_be_short=False)
+    return sample
+
+
+@pytest.fixture(scope="module")
+def sealed(whole: Sample, tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    """The same with all but the last records in sealed files only."""
+    root = tmp_path_factory.mktemp("sealed") / "log"
+    shutil.copytree(whole.root, root)
+    log = broker.open(root)
+    log.alter_topic(TOPIC, {"retention.ms": -1, "file.delete.delay.ms": 0, "seal.bytes": 1})
+    log.maintain(TOPIC, seal=True)
+    made = Builder(root, is_new=False)
+    made.send("none", partition_count=3, records=2)
+    made.send("zstd", partition_count=3, records=1)
+    seen = read_everything(root)
+    assert seen.error is None and seen.ends in made.commit_ends
+    for partition, records in whole.expected.items():
+        assert seen.records[partition][: len(records)] == records
+    sample = Sample(root, seen.records, whole.commit_ends | frozenset(made.commit_ends))
+    assert len(sample.files("sealed")) >= 3
+    assert sample.files("rolled")[0].name > f"{0:020d}.log"
     return sample
 
 
@@ -384,6 +409,49 @@ def test_lost_indexes_checkpoints_and_locks_are_not_missed(whole: Sample) -> Non
                 assert read_everything(whole.root).error is None
 
 
+sealed_regions = pytest.mark.parametrize("region", ["sealed", "checkpoint", "rolled", "last"])
+
+
+@amounts
+@sealed_regions
+def test_a_changed_bit_in_a_sealed_and_trimmed_topic_never_changes_the_records(
+    sealed: Sample, region: str, count: int | None
+) -> None:
+    check_damage(sealed, region, changed_bit, count and SEALED_SAMPLE)
+
+
+@amounts
+@sealed_regions
+def test_a_cut_file_of_a_sealed_and_trimmed_topic_never_changes_the_records(
+    sealed: Sample, region: str, count: int | None
+) -> None:
+    check_damage(sealed, region, cut, count and SEALED_SAMPLE, may_be_short=region == "last")
+
+
+@sealed_regions
+def test_a_missing_file_of_a_sealed_and_trimmed_topic_never_changes_the_records(
+    sealed: Sample, region: str
+) -> None:
+    for path in sealed.files(region):
+        with removed(path), time_limit(SECONDS_PER_CASE):
+            seen = read_everything(sealed.root)
+        judge(seen, sealed, may_be_short=region == "last")
+        assert (seen.error is None) == (region in ("checkpoint", "last"))
+
+
+def test_without_any_checkpoint_a_trimmed_topic_is_refused(sealed: Sample, tmp_path: Path) -> None:
+    for damage in ("removed", "damaged"):
+        root = tmp_path / damage
+        shutil.copytree(sealed.root, root)
+        for path in (root / TOPIC_DIRECTORY / "checkpoint").iterdir():
+            path.write_bytes(path.read_bytes()[:-9])
+            if damage == "removed":
+                path.unlink()
+        for error in (read_everything(root).error, write_one(root)):
+            assert isinstance(error, broker.MissingFile)
+            assert "no checkpoint can be read" in str(error)
+
+
 def commit_starts(path: Path) -> list[int]:
     """Return where the commits of a journal file begin: their lengths are at byte 32 of each."""
     data, starts, position = path.read_bytes(), [], 0
@@ -478,6 +546,54 @@ def test_a_writer_over_a_damaged_journal_without_checkpoints_goes_on_rightly_or_
     tmp_path: Path,
 ) -> None:
     check_writers(bare, region, damage, count, tmp_path)
+
+
+@amounts
+@damages
+@sealed_regions
+def test_a_writer_over_damage_in_a_sealed_and_trimmed_topic_goes_on_rightly_or_refuses(
+    sealed: Sample,
+    region: str,
+    damage: Callable[[Path, int], object],
+    count: int | None,
+    tmp_path: Path,
+) -> None:
+    check_writers(sealed, region, damage, count, tmp_path)
+
+
+@amounts
+@damages
+@sealed_regions
+def test_maintenance_over_damage_keeps_the_records_or_refuses(
+    sealed: Sample,
+    region: str,
+    damage: Callable[[Path, int], object],
+    count: int | None,
+    tmp_path: Path,
+) -> None:
+    """Merging and sealing read what is there; what is damaged must not become something else."""
+    chosen = positions(sealed.files(region), WRITER_SAMPLE if count else 40 * WRITER_SAMPLE)
+    for number, (path, at) in enumerate(chosen):
+        root = tmp_path / str(number)
+        shutil.copytree(sealed.root, root)
+        with damage(root / path.relative_to(sealed.root), at):  # type: ignore[attr-defined]
+            before = read_everything(root)
+            with time_limit(2 * SECONDS_PER_CASE):
+                maintain(root)
+            after = read_everything(root)
+            may_be_short = (region, damage) == ("last", cut)
+            judge(after, sealed, may_be_short=may_be_short)
+            assert before.error is not None or after.records == before.records
+        shutil.rmtree(root)
+
+
+def maintain(root: Path) -> None:
+    try:
+        log = broker.open(root, create=False)
+        log.alter_topic(TOPIC, {"seal.bytes": 1 << 20, "table.delete.delay.ms": 0})
+        log.maintain(TOPIC, seal=True)
+    except LogError:
+        pass
 
 
 @pytest.mark.parametrize("region", ["rolled", "last", "index", "checkpoint", "data", "synced"])
