@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import hypothesis.strategies as st
@@ -29,11 +30,15 @@ from broker.config import CODECS
 from broker.consumer import Consumer
 from broker.ledger import new_token
 from broker.reader import TopicReader
+from broker.storage import LocalStorage
 from broker.topic import Topic
 
 TOPIC = "t"
 PARTITIONS_MAX = 5
 LAST_TIME = 9
+# Time goes on between the moment at which a test looks at the clock and the log's own look.
+GRACE_MS = 1
+BEGINNING_NS = 1_700_000_000_000_000_000
 
 # Key, value, header value, timestamp in milliseconds.
 Row = tuple[bytes | None, bytes | None, bytes | None, int]
@@ -82,23 +87,31 @@ class TopicMachine(RuleBasedStateMachine):
     followers = Bundle("followers")
 
     @initialize(
-        partitions=st.integers(1, 3), segment_bytes=st.sampled_from([1, 500, 2000, 1 << 20])
+        partitions=st.integers(1, 3),
+        segment_bytes=st.sampled_from([1, 500, 2000, 1 << 20]),
+        seal_bytes=st.sampled_from([1, 5000, 1 << 20]),
     )
-    def open(self, partitions: int, segment_bytes: int) -> None:
+    def open(self, partitions: int, segment_bytes: int, seal_bytes: int) -> None:
         self.root = tempfile.mkdtemp(prefix="model-")
-        self.log = broker.open(self.root)
+        clock = count(BEGINNING_NS, 1000)
+        self.log = broker.Log(LocalStorage(self.root, clock=lambda: next(clock)))
         self.incarnation = 0
         self.followed: list[Follower] = []
-        self.segment_bytes = segment_bytes
+        self.config = {
+            "segment.bytes": segment_bytes,
+            "checkpoint.commits": 3,
+            "seal.bytes": seal_bytes,
+            "retention.ms": -1,  # The records are of 1970.
+            "file.delete.delay.ms": 0,
+            "table.delete.delay.ms": 0,
+        }
         self.last: tuple[Callable[[], Any], dict[int, tuple[int, int]]] | None = None
         self.create(partitions)
         self.writers = [self.log._open_writer(TOPIC) for _ in range(2)]
         self.reader = self.log._open_reader(TOPIC)
 
     def create(self, partitions: int) -> None:
-        self.log.create_topic(
-            TOPIC, partitions, {"segment.bytes": self.segment_bytes, "checkpoint.commits": 3}
-        )
+        self.log.create_topic(TOPIC, partitions, self.config)
         self.incarnation += 1
         self.partitions = [ModelPartition() for _ in range(partitions)]
         self.is_log_append = False
@@ -208,6 +221,42 @@ class TopicMachine(RuleBasedStateMachine):
         self.is_log_append = not self.is_log_append
         kind = "LogAppendTime" if self.is_log_append else "CreateTime"
         self.log.alter_topic(TOPIC, {"message.timestamp.type": kind})
+
+    @rule(is_forced=st.booleans())
+    def maintain(self, is_forced: bool) -> None:
+        """Seal, merge, trim and remove: readers see the same."""
+        self.log.maintain(TOPIC, seal=is_forced)
+
+    @rule(bytes_max=st.sampled_from([0, 500, 3000]))
+    def remove_by_size(self, bytes_max: int) -> None:
+        """The oldest go, as whole files; how many is not the model's to say."""
+        self.log.alter_topic(TOPIC, {"retention.bytes": bytes_max})
+        (done,) = self.log.maintain(TOPIC)
+        self.log.alter_topic(TOPIC, {"retention.bytes": None})
+        removed = 0
+        for part in self.log.describe_topic(TOPIC).partitions:
+            model = self.partitions[part.partition]
+            assert model.start <= part.start_offset <= model.end
+            removed += part.start_offset - model.start
+            model.start = part.start_offset
+        assert done.removed_records == removed
+
+    @rule(time=st.integers(0, LAST_TIME))
+    def remove_by_time(self, time: int) -> None:
+        """What is older than a time goes while nothing younger is before it."""
+        ago = self.log._storage.clock() // 1_000_000 - time
+        self.log.alter_topic(TOPIC, {"retention.ms": ago})
+        self.log.maintain(TOPIC)
+        self.log.alter_topic(TOPIC, {"retention.ms": -1})
+        for part in self.log.describe_topic(TOPIC).partitions:
+            model = self.partitions[part.partition]
+            gone = model.rows[model.start : part.start_offset]
+            assert all(row[3] <= time + GRACE_MS for row in gone)
+            model.start = part.start_offset
+
+    @rule()
+    def verify(self) -> None:
+        assert self.log.verify(TOPIC).damage == ()
 
     @rule(partitions=st.integers(1, 3))
     def delete_and_create_the_topic(self, partitions: int) -> None:
