@@ -1,4 +1,6 @@
-"""Many writers and readers on one topic while writers are killed; then every promise is checked.
+"""Many writers, maintainers and readers on one topic while some are killed or stopped.
+
+Then every promise is checked.
 
 Each writer appends to a file of its own what was acknowledged to it, so that what is known
 outlives the writer. A record names its writer, the writer's life, a counter and its transaction.
@@ -14,6 +16,7 @@ import random
 import signal
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,6 +27,7 @@ import pytest
 
 import broker
 from broker import TopicPartition
+from broker.maintenance import keeping
 from broker.producer import Producer
 from broker.reader import TopicReader
 
@@ -31,6 +35,13 @@ NAME = "orders"
 PARTITIONS = 3
 PLACES = [TopicPartition(NAME, partition) for partition in range(PARTITIONS)]
 CONFIG = {"segment.bytes": 40_000, "checkpoint.commits": 50}
+# What is not needed any more goes at once: from under those who still read it, too.
+MAINTAINED = {
+    "seal.bytes": 50_000,
+    "file.delete.delay.ms": 0,
+    "table.delete.delay.ms": 0,
+    "retention.ms": -1,
+}
 PATIENCE_SECONDS = 60
 _processes = multiprocessing.get_context("spawn")
 
@@ -208,16 +219,33 @@ def read(root: Path, report: Path, stop: Path, is_columnar: bool) -> None:
     report.write_text(json.dumps(seen))
 
 
+# Maintainers.
+
+
+def maintain(root: Path, stop: Path, is_alone: bool) -> None:
+    """Seal, merge, trim and remove all the time.
+
+    Args:
+        is_alone: heed the lock between maintainers; it only saves work.
+    """
+    if not is_alone:
+        keeping.hold = lambda storage, topic: nullcontext(True)  # type: ignore[assignment]
+    log = broker.open(root)
+    while not stop.exists():
+        log.maintain(NAME, seal=True)
+
+
 # The run.
 
 
 @dataclass
 class Run:
-    """The processes of one run. Writers come back after they were killed."""
+    """The processes of one run. Writers and maintainers come back after they were killed."""
 
     directory: Path
     writers: int
     readers: int
+    maintainers: int = 0
 
     def __post_init__(self) -> None:
         self.root = self.directory / "log"
@@ -225,7 +253,8 @@ class Run:
         self.stop_readers = self.directory / "stop readers"
         self.lives = [0] * self.writers
         self.kills = 0
-        broker.open(self.root).create_topic(NAME, PARTITIONS, CONFIG)
+        config = CONFIG | MAINTAINED if self.maintainers else CONFIG
+        broker.open(self.root).create_topic(NAME, PARTITIONS, config)
 
     def start(self, target: Any, *args: Any) -> BaseProcess:
         process = _processes.Process(target=target, args=args, daemon=True)
@@ -241,13 +270,19 @@ class Run:
         report = self.directory / f"report {reader}"
         return self.start(read, self.root, report, self.stop_readers, reader % 2 == 1)
 
+    def start_maintainer(self, maintainer: int) -> BaseProcess:
+        return self.start(maintain, self.root, self.stop_writers, maintainer % 2 == 0)
+
     def torture(self, seconds: float) -> None:
         """Kill a random writer now and then, as soon as it has something acknowledged."""
         rng = random.Random(1)
-        deadline = time.monotonic() + seconds
         readers = [self.start_reader(reader) for reader in range(self.readers)]
         writers = [self.start_writer(writer) for writer in range(self.writers)]
+        maintainers = [self.start_maintainer(number) for number in range(self.maintainers)]
         try:
+            for writer, process in enumerate(writers):  # A process may take long to begin.
+                assert self.wait_for_notes(writer, process, time.monotonic() + PATIENCE_SECONDS)
+            deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 victim = rng.randrange(self.writers)
                 if self.wait_for_notes(victim, writers[victim], deadline):
@@ -255,13 +290,28 @@ class Run:
                     kill(writers[victim])
                     self.kills += 1
                     writers[victim] = self.start_writer(victim)
+                if maintainers:
+                    self.hit_maintainer(maintainers, rng)
             self.stop_writers.touch()
-            end(writers)
+            end([*writers, *maintainers])
             self.stop_readers.touch()
             end(readers)
         finally:
-            for process in (*writers, *readers):
+            for process in (*writers, *maintainers, *readers):
                 process.kill()
+
+    def hit_maintainer(self, maintainers: list[BaseProcess], rng: random.Random) -> None:
+        """Kill one, or stop it for a while in which others do its work."""
+        victim = rng.randrange(len(maintainers))
+        process = maintainers[victim]
+        assert process.exitcode is None, f"maintainer {victim} ended by itself"
+        if rng.random() < 0.3:
+            kill(process)
+            maintainers[victim] = self.start_maintainer(victim)
+        else:
+            os.kill(process.pid or 0, signal.SIGSTOP)
+            time.sleep(rng.random())
+            os.kill(process.pid or 0, signal.SIGCONT)
 
     def wait_for_notes(self, writer: int, process: BaseProcess, deadline: float) -> bool:
         """Return whether the writer had something acknowledged in time."""
@@ -367,19 +417,38 @@ def check_readers(run: Run, values: list[list[bytes]]) -> None:
         assert sum(count for count, _ in seen) > 0
 
 
-def torture(directory: Path, *, writers: int, readers: int, seconds: float) -> None:
-    run = Run(directory, writers, readers)
+def torture(
+    directory: Path, *, writers: int, readers: int, seconds: float, maintainers: int = 0
+) -> None:
+    run = Run(directory, writers, readers, maintainers)
     run.torture(seconds)
     acknowledged = check(run)
     assert run.kills >= seconds / 10, "hardly anything was killed"
-    assert acknowledged > 20 * seconds, "hardly anything was written"
-    files = list((run.root / "topics" / NAME / "1" / "journal").iterdir())
-    assert len(files) > seconds, "hardly any file was rolled"
+    # A stopped maintainer may hold the lock that all writers wait for.
+    assert acknowledged > (2 if maintainers else 20) * seconds, "hardly anything was written"
+    state = TopicReader(broker.open(run.root)._storage, NAME, 1).refresh()
+    if maintainers:
+        assert min(state.sealed_ends) > 0, "hardly anything was sealed"
+        return
+    assert len(state.files) > seconds, "hardly any file was rolled"
 
 
 @pytest.mark.slow
 def test_killed_writers_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     torture(tmp_path, writers=4, readers=2, seconds=10)
+
+
+@pytest.mark.slow
+def test_killed_and_stopped_maintainers_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    torture(tmp_path, writers=2, readers=2, maintainers=3, seconds=12)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(0)
+def test_killed_and_stopped_maintainers_lose_nothing_for_long(tmp_path: Path) -> None:
+    """The environment variable `TORTURE_SECONDS` says for how long."""
+    seconds = float(os.environ.get("TORTURE_SECONDS", "60"))
+    torture(tmp_path, writers=4, readers=3, maintainers=3, seconds=seconds)
 
 
 @pytest.mark.torture
