@@ -32,6 +32,10 @@ EXTRAS = {
         # What Spark's client for a remote server needs.
         "pyspark[connect]==4.2.0",
     ],
+    "table": [
+        # Writes the Delta log of a topic's table; without it all else works, and no table is kept.
+        "deltalake==1.6.*",
+    ],
     "delta": [
         # The newest version whose jar is published as well.
         "delta-spark==4.4.0",

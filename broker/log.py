@@ -32,6 +32,7 @@ from broker.errors import (
 )
 from broker.group import GroupConsumer, GroupDescription, Groups, Reset
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
+from broker.maintenance import delta_view
 from broker.maintenance.keeper import Keeper
 from broker.maintenance.keeping import Progress, Round, TopicMaintenance, new_metrics
 from broker.metrics import Readings
@@ -292,6 +293,14 @@ class Log:
     def metrics(self) -> Readings:
         """Return what maintenance by this log and its producers has done, as totals and rates."""
         return self._maintenance_metrics.read()
+
+    def table_path(self, topic: str) -> str:
+        """Return where the Delta table of a topic's sealed records is: from the first seal on.
+
+        A topic that is deleted and created again has another one.
+        """
+        directory = topic_home(topic, self._existing(topic)).directory
+        return self._storage.locate(f"{directory}/{delta_view.TABLE}")
 
     def verify(self, topic: str | None = None) -> VerifyReport:
         """Read every byte of a topic, or of all, and report all damage.

@@ -192,6 +192,14 @@ class SealedReader:
         is_last = group >= self.group_count - 1
         return self.file.end if is_last else int(self.group_starts[group + 1])
 
+    @property
+    def offset_bounds(self) -> tuple[int, int] | None:
+        """Return the first and the last offset of its records; None if it has none."""
+        if not self.group_count:
+            return None
+        last = self.read(self.group_count - 1, ["offset"])
+        return int(self.group_starts[0]), int(offsets(last)[-1])
+
     def group_at(self, offset: int) -> int:
         """Return the row group from which records at or after `offset` come."""
         return max(int(np.searchsorted(self.group_starts, offset, side="right")) - 1, 0)

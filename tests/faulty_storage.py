@@ -146,6 +146,10 @@ class FaultyStorage(LocalStorage):
         self.fuse.check()
         return super().list(path)
 
+    def stamps(self, path: str) -> Sequence[tuple[str, int, int]]:
+        self.fuse.check()
+        return super().stamps(path)
+
     def exists(self, path: str) -> bool:
         self.fuse.check()
         return super().exists(path)

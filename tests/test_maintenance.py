@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from faulty_storage import Died, FaultyStorage, Fuse
 
 import broker
@@ -78,6 +82,17 @@ def read(log: broker.Log, name: str = NAME) -> Values:
         for record in consumer:
             row = (record.offset, record.key, record.value, record.timestamp, len(record.headers))
             found.setdefault(record.partition, []).append(row)
+    return found
+
+
+def in_table(log: broker.Log, version: int | None = None) -> Values:
+    """Return all that a reader of the Delta table sees, partition by partition."""
+    table = DeltaTable(log.table_path(NAME), version=version).to_pyarrow_table()
+    found: Values = {}
+    for row in table.sort_by("offset").to_pylist():
+        stamp = int(row["timestamp"].timestamp() * 1000 + 0.5)
+        values = (row["offset"], row["key"], row["value"], stamp, len(row["headers"] or ()))
+        found.setdefault(row["partition"], []).append(values)
     return found
 
 
@@ -419,26 +434,39 @@ def run_round(storage: LocalStorage) -> None:
 def test_a_maintainer_killed_at_any_change_loses_nothing(tmp_path: Path) -> None:
     prepared = tmp_path / "prepared"
     made = broker.open(prepared)
-    made.create_topic(NAME, PARTITIONS, config=CONFIG | {"table.delete.delay.ms": 0})
-    for first in range(0, 15 * 10, 10):
+    # The round that is killed seals, merges that with what was sealed, and removes the old files.
+    settings = CONFIG | {"table.delete.delay.ms": 0, "seal.bytes": 4000}
+    made.create_topic(NAME, PARTITIONS, config=settings)
+    for first in (0, 10):
         fill(made, 10, first=first)
         made.maintain(NAME, seal=True)
-    fill(made, 100, first=150)
+    fill(made, 100, first=20)
     made.delete_records({TopicPartition(NAME, 0): 3})
     before = read(made)
     whole = Fuse()
     kill(prepared, tmp_path / "whole", whole)
-    assert {name for name, _ in whole.trace} >= {"create", "append", "remove", "lock"}
+    assert {name for name, _ in whole.trace} >= {"create", "append", "remove", "lock", "link"}
     for at in range(1, len(whole.trace) + 1):
         for manner in ("before", "after"):
             trial = tmp_path / f"{at}-{manner}"
             kill(prepared, trial, Fuse(at, manner))
             log = broker.open(trial)
             assert read(log) == before, (at, manner)
+            assert all(map(os.path.exists, table_files(log))), (at, manner)
             log.maintain(NAME, seal=True)
             assert read(log) == before, (at, manner)
-            assert log.describe_topic(NAME).sealed_ends == (125, 125)
+            assert in_table(log) == before, (at, manner)
+            assert log.describe_topic(NAME).sealed_ends == (60, 60)
             shutil.rmtree(trial)
+
+
+def table_files(log: broker.Log) -> list[str]:
+    """Return the files that the Delta log names."""
+    paths = [
+        url2pathname(urlparse(uri).path) for uri in DeltaTable(log.table_path(NAME)).file_uris()
+    ]
+    assert paths
+    return paths
 
 
 def kill(prepared: Path, trial: Path, fuse: Fuse) -> None:

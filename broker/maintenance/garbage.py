@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from broker import index
 from broker.errors import LogError
+from broker.maintenance.delta_view import TABLE
 from broker.naming import is_garbage
 from broker.reader import TopicReader
 from broker.state import JournalFile, TopicState
@@ -19,7 +20,6 @@ from broker.topic import Topic
 
 logger = logging.getLogger(__name__)
 
-TABLE = "table"
 SEALED = "sealed"
 
 
@@ -30,13 +30,19 @@ class Removed:
     paths: list[str] = field(default_factory=list)
 
 
-def clean(topic: Topic, reader: TopicReader, now: int) -> Removed:
-    """Remove what is not needed any more. `reader` is of the same topic."""
+def clean(topic: Topic, reader: TopicReader, now: int, in_table: frozenset[str] | None) -> Removed:
+    """Remove what is not needed any more.
+
+    Args:
+        reader: of the same topic.
+        in_table: the sealed files that the Delta log names, which stay; None if nobody knows.
+    """
     removed = Removed()
     _trim(topic, now)
     state = topic.refresh()
     _remove_journal_files(topic, state, removed)
-    _remove_sealed(topic, state, now, removed)
+    if in_table is not None:
+        _remove_sealed(topic, state, now, in_table, removed)
     _remove_unnamed_data(topic, reader, removed)
     return removed
 
@@ -80,13 +86,16 @@ def _data_files(topic: Topic, file_number: int) -> set[str]:
         return set()
 
 
-def _remove_sealed(topic: Topic, state: TopicState, now: int, removed: Removed) -> None:
+def _remove_sealed(
+    topic: Topic, state: TopicState, now: int, in_table: frozenset[str], removed: Removed
+) -> None:
     delay = state.settings["table.delete.delay.ms"]
     for path, since in state.retired.items():
-        if path.startswith(f"{SEALED}/") and now - since >= delay:
+        name = path.removeprefix(f"{SEALED}/")
+        if name != path and name not in in_table and now - since >= delay:
             _remove(topic, path, removed)
-            _remove(topic, TABLE + path.removeprefix(SEALED), removed)
-    named = {file.name for file in state.sealed}
+            _remove(topic, f"{TABLE}/{name}", removed)
+    named = {file.name for file in state.sealed} | in_table
     for folder in topic.storage.list(f"{topic.directory}/{SEALED}"):
         for file in topic.storage.list(f"{topic.directory}/{SEALED}/{folder}"):
             name = f"{folder}/{file}"

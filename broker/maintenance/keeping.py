@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.errors import LockTimeout, LogError, MissingFile, OutcomeUnknown
-from broker.maintenance import compaction, garbage, retention, sealing
+from broker.maintenance import compaction, delta_view, garbage, retention, sealing
 from broker.maintenance.compaction import CompactionUnit
 from broker.maintenance.sealing import Stopped, Unit
 from broker.metrics import Metrics
@@ -135,13 +135,16 @@ class Round:
         topic.sync()
         for unit in sealing.plan(reader.refresh(), self._now(), is_forced=is_forced):
             self._seal(topic, reader, unit)
+        # Before merges hide which records are new; and whatever an earlier round left undone.
+        delta_view.mirror(topic)
         if only_seal:
             return
         for due in compaction.plan(reader.refresh(), self._now()):
             self._compact(topic, reader, due)
         for unit in sealing.plan_merges(reader.refresh()):
             self._seal(topic, reader, unit)
-        self.done.removed_files += garbage.clean(topic, reader, self._now()).paths
+        in_table = delta_view.mirror(topic)
+        self.done.removed_files += garbage.clean(topic, reader, self._now(), in_table).paths
         self._storage.touch(_last_round(self._name))
 
     def _end_file_if_due(self, topic: Topic, is_forced: bool) -> None:

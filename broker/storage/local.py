@@ -135,6 +135,17 @@ class LocalStorage:
             raise translate(error, self.locate(path)) from error
         return sorted(name for name in names if not name.startswith(TEMPORARY))
 
+    def stamps(self, path: str) -> Sequence[tuple[str, int, int]]:
+        """Return name, size and time of change (ns) of what a directory has, sorted."""
+        try:
+            with os.scandir(self.locate(path)) as entries:
+                found = [(entry.name, entry.stat()) for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise translate(error, self.locate(path)) from error
+        return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
     def exists(self, path: str) -> bool:
         return os.path.exists(self.locate(path))
 
