@@ -47,10 +47,12 @@ from broker.records import (
     RecordMetadata,
     TopicPartition,
 )
+from broker.sealed import SealedFile
 from broker.slices import FileSlice, SliceBatch, name_frames
 from broker.slices import pack as pack_slices
 from broker.slices import plan as plan_slices
 from broker.slices import read as read_slices
+from broker.snapshot import PartitionSnapshot, TopicSnapshot
 from broker.stage import Committed, Stage, Staged
 from broker.verify import Damage, TopicReport, VerifyReport
 
@@ -89,10 +91,12 @@ __all__ = [
     "OutcomeUnknown",
     "PartitionDescription",
     "PartitionLag",
+    "PartitionSnapshot",
     "ProducerFenced",
     "RecordMetadata",
     "RecordTooLarge",
     "Reset",
+    "SealedFile",
     "SequenceError",
     "SliceBatch",
     "Stage",
@@ -104,6 +108,7 @@ __all__ = [
     "TopicPartition",
     "TopicReader",
     "TopicReport",
+    "TopicSnapshot",
     "TransactionError",
     "UnknownGroup",
     "UnknownPartition",

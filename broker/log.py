@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker import stage
+from broker import snapshot, stage
 from broker import topic as topics
 from broker.config import (
     ConsumerOptions,
@@ -39,6 +39,7 @@ from broker.metrics import Readings
 from broker.producer import Producer
 from broker.reader import TopicReader
 from broker.records import TopicPartition
+from broker.snapshot import TopicSnapshot
 from broker.stage import Committed, Stage, Staged
 from broker.storage import LocalStorage, open_storage
 from broker.subscription import Catalog
@@ -293,6 +294,15 @@ class Log:
     def metrics(self) -> Readings:
         """Return what maintenance by this log and its producers has done, as totals and rates."""
         return self._maintenance_metrics.read()
+
+    def snapshot(self, topic: str) -> TopicSnapshot:
+        """Return which files hold a topic's sealed records, and where its partitions end: now."""
+        reader = self._open_reader(topic)
+        try:
+            location = self._storage.locate(f"{reader.topic.directory}/sealed")
+            return snapshot.take(topic, location, reader.refresh())
+        finally:
+            reader.close()
 
     def table_path(self, topic: str) -> str:
         """Return where the Delta table of a topic's sealed records is: from the first seal on.

@@ -1,6 +1,7 @@
-"""Spark's view of the log: `format("log")` for batch and streaming, reads and writes."""
+"""Spark's view of the log: `format("log")` for batch and streaming, and a topic as a table."""
 
 from spark_log.datasource import LogDataSource, register
 from spark_log.session import session
+from spark_log.table import table
 
-__all__ = ["LogDataSource", "register", "session"]
+__all__ = ["LogDataSource", "register", "session", "table"]

@@ -1,0 +1,135 @@
+"""A topic as one DataFrame: sealed history by Spark's own scan, the tail by `format("log")`.
+
+Both parts come from one state of the topic, so they fit together without a gap or an overlap,
+whatever is written and sealed meanwhile. No Delta jar is needed: the journal knows the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+import broker
+from broker import InvalidOption, PartitionSnapshot, SealedFile, TopicSnapshot
+from spark_log import schema as schemas
+
+# Spark takes these for patterns of names, unless told not to.
+_GLOB = frozenset("*?[]{}\\")
+
+
+def table(
+    spark: Any,
+    root: str,
+    topic: str,
+    *,
+    headers: bool = False,
+    starting_timestamp: int | None = None,
+    ending_timestamp: int | None = None,
+) -> Any:
+    """Return a topic's records, to the last commit, with the columns of Spark's Kafka connector.
+
+    Filters and the choice of columns reach the Parquet files: a filter on `timestamp`, `offset` or
+    `partition` reads just the parts of files that may hold such records. The DataFrame stays what
+    it is for as long as files that were replaced are kept, `table.delete.delay.ms` (7 days).
+
+    Args:
+        spark: a session, classic or of Spark Connect.
+        root: where the log is.
+        headers: with the column `headers`.
+        starting_timestamp: only records of this time or later, in milliseconds since 1970; files
+            without any are not even opened.
+        ending_timestamp: only records before this time.
+    """
+    _check_times(starting_timestamp, ending_timestamp)
+    snapshot = broker.open(root, create=False).snapshot(topic)
+    schema = schemas.row_schema(include_headers=headers)
+    low = None if starting_timestamp is None else starting_timestamp * 1000
+    high = None if ending_timestamp is None else ending_timestamp * 1000
+    files = [file for file in snapshot.files if _may_hold(file, low, high)]
+    tail = [one for one in snapshot.partitions if one.sealed_end < one.end]
+    parts = []
+    if files:
+        parts.append(_history(spark, snapshot, files, schema))
+    if tail or not parts:
+        parts.append(_tail(spark, root, snapshot, tail, headers=headers))
+    frame = reduce(lambda one, other: one.unionAll(other), parts)
+    if starting_timestamp is not None:
+        frame = frame.filter(F.col("timestamp") >= F.timestamp_millis(F.lit(starting_timestamp)))
+    if ending_timestamp is not None:
+        frame = frame.filter(F.col("timestamp") < F.timestamp_millis(F.lit(ending_timestamp)))
+    return frame
+
+
+def _check_times(starting: int | None, ending: int | None) -> None:
+    for name, value in (("starting_timestamp", starting), ("ending_timestamp", ending)):
+        if value is not None and type(value) is not int:
+            raise InvalidOption(f"{name}={value!r}: use whole milliseconds since 1970")
+
+
+def _may_hold(file: SealedFile, low: int | None, high: int | None) -> bool:
+    """Tell whether a file has a record of [low, high), in microseconds, as far as is known."""
+    return (
+        file.record_count > 0
+        and (low is None or file.max_timestamp >= low)
+        and (high is None or file.min_timestamp < high)
+    )
+
+
+def _history(
+    spark: Any, snapshot: TopicSnapshot, files: Sequence[SealedFile], schema: StructType
+) -> Any:
+    stored = StructType([field for field in schema.fields if field.name != "topic"])
+    reader = (
+        spark.read.schema(_nullable(stored))
+        .option("basePath", snapshot.location)
+        # A file that is gone or damaged is an error, whatever the session says.
+        .option("ignoreMissingFiles", "false")
+        .option("ignoreCorruptFiles", "false")
+    )
+    if _GLOB.intersection(snapshot.location):
+        reader = reader.option("__globPaths__", "false")
+    frame = reader.parquet(*(snapshot.path(file) for file in files))
+    for one in snapshot.partitions:
+        # Records below the log start stay in a file until it is written anew.
+        if any(file.partition == one.partition and file.start < one.start for file in files):
+            is_kept = (F.col("partition") != one.partition) | (F.col("offset") >= one.start)
+            frame = frame.filter(is_kept)
+    columns = [
+        F.lit(snapshot.topic).alias("topic") if name == "topic" else F.col(name)
+        for name in schema.names
+    ]
+    return frame.select(*columns)
+
+
+def _tail(
+    spark: Any,
+    root: str,
+    snapshot: TopicSnapshot,
+    partitions: Sequence[PartitionSnapshot],
+    *,
+    headers: bool,
+) -> Any:
+    # An empty range of some partition stands for: nothing.
+    chosen = partitions or [
+        PartitionSnapshot(one.partition, one.end, one.end, one.end)
+        for one in snapshot.partitions[:1]
+    ]
+    starts = {str(one.partition): one.sealed_end for one in chosen}
+    ends = {str(one.partition): one.end for one in chosen}
+    return (
+        spark.read.format("log")
+        .option("assign", json.dumps({snapshot.topic: [one.partition for one in chosen]}))
+        .option("startingOffsets", json.dumps({snapshot.topic: starts}))
+        .option("endingOffsets", json.dumps({snapshot.topic: ends}))
+        .option("includeHeaders", str(headers).lower())
+        .load(root)
+    )
+
+
+def _nullable(schema: StructType) -> StructType:
+    return StructType([StructField(field.name, field.dataType) for field in schema.fields])
