@@ -69,15 +69,14 @@ def test_a_driver_killed_in_its_first_batch_and_later_loses_and_repeats_nothing(
 
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
-def test_drivers_killed_twenty_times_lose_and_repeat_nothing(
-    log: broker.Log, tmp_path: Path
+@pytest.mark.parametrize("number", range(5))
+def test_a_driver_killed_four_times_loses_and_repeats_nothing(
+    log: broker.Log, tmp_path: Path, number: int
 ) -> None:
-    starts = ["latest", "timestamp", "earliest", "latest", "timestamp"]
-    kills = [
-        kill_and_restart(log, tmp_path, start, seed=100 + number, kill_count=4)
-        for number, start in enumerate(starts)
-    ]
-    assert sum(kills) >= 3
+    start = ["latest", "timestamp", "earliest", "latest", "timestamp"][number]
+    is_in_batch_0 = kill_and_restart(log, tmp_path, start, seed=100 + number, kill_count=4)
+    # From the end of the log there may have been nothing to read at that moment.
+    assert is_in_batch_0 or start == "latest"
 
 
 def kill_and_restart(
