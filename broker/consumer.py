@@ -261,14 +261,14 @@ class Consumer:
                 return
             place, chunks = next(iter(self._chunks.items()))
             chunk = chunks[0]
-            first = chunk.offset
+            count = chunk.count
             # A deserializer that fails, fails here: the records stay where they are.
             records = chunk.records(chunk.count, self._options)
             chunks.pop(0)
             if not chunks:
                 del self._chunks[place]
             moves = self._moves
-            self._counts.totals["records-consumed"] += chunk.end_offset - first
+            self._counts.totals["records-consumed"] += count
             for record in records:
                 self._yielded = record
                 yield record

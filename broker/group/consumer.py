@@ -207,7 +207,7 @@ class GroupConsumer(Consumer):
                 return
             place, chunks = next(iter(self._chunks.items()))
             chunk = chunks[0]
-            first = chunk.offset
+            count = chunk.count
             # Not all at once: a position that is committed in between is one that was reached.
             records = chunk.records(self._options.max_poll_records, self._options)
             if chunk.count == 0:
@@ -215,7 +215,7 @@ class GroupConsumer(Consumer):
             if not chunks:
                 del self._chunks[place]
             reached = chunk.offset
-            self._counts.totals["records-consumed"] += reached - first
+            self._counts.totals["records-consumed"] += count - chunk.count
             moves = self._moves
             fresh_until = self._fresh_until()
             for record in records:

@@ -150,7 +150,8 @@ def _lag(
     if position is not None:
         unread = max(position.offset, start)
         lag = max(0, end - unread)
-        seconds = max(0.0, (now_ms - _timestamp(reader, place, unread)) / 1000) if lag else 0.0
+        since = _timestamp(reader, place, unread) if lag else None
+        seconds = 0.0 if since is None else max(0.0, (now_ms - since) / 1000)
     return PartitionLag(
         partition=place,
         position=None if position is None else position.offset,
@@ -163,8 +164,10 @@ def _lag(
     )
 
 
-def _timestamp(reader: TopicReader, place: TopicPartition, offset: int) -> int:
-    """Return the time of a record in milliseconds."""
-    first = reader.fetch(place.partition, offset, 1)[0]
-    stamp: int = first.batch.column("timestamp")[0].cast(pa.int64()).as_py()
-    return stamp // 1000
+def _timestamp(reader: TopicReader, place: TopicPartition, offset: int) -> int | None:
+    """Return the time of the next record in milliseconds; None if compaction left none."""
+    for fetched in reader.fetch(place.partition, offset, 1):
+        if fetched.batch.num_rows:
+            stamp: int = fetched.batch.column("timestamp")[0].cast(pa.int64()).as_py()
+            return stamp // 1000
+    return None
