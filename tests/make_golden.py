@@ -10,18 +10,29 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
-from test_protocol import read_all
+from test_protocol import asdict_of_group, read_all
 
 import broker
 from broker import TopicPartition, sending
+from broker.group import Position, group
+from broker.group.assignment import STRATEGIES
+from broker.group.group import Group
+from broker.group.rebalance import make_assignment
+from broker.group.state import KnownTopic, Member
+from broker.storage import LocalStorage
 
 TARGET = Path(__file__).parent / "golden" / f"format-{broker.log.FORMAT_VERSION}"
 
 
 def main() -> None:
-    if TARGET.exists():
-        raise SystemExit(f"{TARGET} exists; golden files are not made twice")
-    root = TARGET / "log"
+    made = [make for path, make in PARTS.items() if not (TARGET / path).exists()]
+    for make in made:
+        make(TARGET / "log")
+    if not made:
+        raise SystemExit(f"{TARGET} is complete; golden files are not made twice")
+
+
+def make_topics(root: Path) -> None:
     log = broker.open(root)
     log.create_topic(
         "orders", partitions=3, config={"segment.bytes": 6000, "checkpoint.commits": 7}
@@ -67,6 +78,36 @@ def main() -> None:
         }
     (TARGET / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
+
+def make_groups(root: Path) -> None:
+    """A group with a past: every kind of commit, files that are gone, and checkpoints."""
+    group._FILE_BYTES_MAX, group._CHECKPOINT_COMMITS = 3000, 7
+    storage = LocalStorage(str(root))
+    group.create(storage, "a/b", 1)
+    opened = Group(storage, "a/b", 1, write=True)
+    places = [TopicPartition("orders", number) for number in range(3)]
+    topics = {"orders": KnownTopic(1, 3)}
+    opened.publish({place: Position(1, 1, 0, 0) for place in places})
+    opened.forget(places[2:])
+    opened.configure({"offsets.retention.minutes": 60})
+    for name, instance in (("one", None), ("two", "static"), ("three", "static"), ("four", None)):
+        opened.join(Member(name, "c", "h", instance, ("orders",), None, ("sticky",), 1000))
+        opened.assign(lambda state: (topics, make_assignment(state, topics, STRATEGIES)))
+        for member_id in list(opened.state.members):
+            opened.release(member_id, opened.state.to_release(member_id))
+    for number in range(60):
+        place, owner = list(opened.state.owners.items())[number % 3]
+        position = Position(number % 5, 1, 0, 0, "note" if number % 2 else "")
+        opened.commit_positions({place: position}, member_id=owner.member_id, generation=4)
+    opened.evict(["one"], by="three", is_dead=lambda _: True)
+    opened.leave("four")
+    opened.close()
+    shutil.rmtree(root / "locks")
+    expected = json.dumps(asdict_of_group(opened.state), indent=1)
+    (TARGET / "expected-group.json").write_text(expected + "\n")
+
+
+PARTS = {"expected.json": make_topics, "expected-group.json": make_groups}
 
 if __name__ == "__main__":
     main()

@@ -12,6 +12,9 @@ import pytest
 import broker
 from broker import TopicPartition, batch, commit, synced
 from broker.commit import Kind
+from broker.group.group import Group
+from broker.group.state import GroupState
+from broker.storage import LocalStorage
 
 DOCS = Path(__file__).parent.parent / "docs" / "PROTOCOL.md"
 GOLDEN = Path(__file__).parent / "golden" / "format-1"
@@ -106,6 +109,33 @@ def test_format_1_is_still_read(golden: Path) -> None:
         assert described.given_config == wanted["config"]
         assert [[p.start_offset, p.end_offset] for p in described.partitions] == wanted["offsets"]
         assert read_all(golden, topic) == wanted["records"]
+
+
+def asdict_of_group(state: GroupState) -> dict[str, object]:
+    return {
+        "number": state.number,
+        "config": state.config,
+        "generation": state.generation,
+        "members": [member.details() for member in state.members.values()],
+        "owners": {f"{p.topic}-{p.partition}": list(who) for p, who in state.owners.items()},
+        "target": {f"{p.topic}-{p.partition}": who for p, who in state.target.items()},
+        "topics": {name: list(known) for name, known in state.topics.items()},
+        "is_unsettled": state.is_unsettled,
+        "positions": {f"{p.topic}-{p.partition}": list(at) for p, at in state.positions.items()},
+    }
+
+
+def test_a_group_of_format_1_is_still_read_and_written(golden: Path) -> None:
+    expected = json.loads((GOLDEN / "expected-group.json").read_text())
+    log = broker.open(golden, create=False)
+    assert log.groups() == ["a/b"]
+    opened = Group(LocalStorage(str(golden)), "a/b", 1)
+    assert asdict_of_group(opened.state) == expected
+    opened.close()
+    assert log.describe_group("a/b").members[0].member_id == "three"
+    place = TopicPartition("orders", 0)
+    log.reset_group("a/b", {place: 3})
+    assert log.group_positions("a/b")[place] == 3
 
 
 def test_format_1_is_still_read_without_indexes_and_checkpoints(golden: Path) -> None:
