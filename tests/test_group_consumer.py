@@ -420,6 +420,20 @@ def test_a_second_process_with_the_same_instance_fences_the_first(
     two.poll(10)
 
 
+def test_a_member_whose_last_commit_is_refused_still_leaves(log: Log, members: Members) -> None:
+    fill(log, 4)
+    one = members("t", group_instance_id="one")
+    assert len(read_all(one, 4)) == 4
+    two = members("t", group_instance_id="one")
+    two.poll(0)
+    one.close()
+    begun = time.monotonic()
+    three = members("t", group_instance_id="one")
+    assert len(read_all(three, 4)) == 4, "nothing was committed"
+    assert time.monotonic() - begun < 30
+    assert log.group_positions("g") == {}
+
+
 def test_a_static_member_that_stays_away_loses_its_share(log: Log, members: Members) -> None:
     pace = {"session_timeout_ms": 900, "heartbeat_interval_ms": 100}
     one = members("t", group_instance_id="one", **pace)

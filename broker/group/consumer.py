@@ -249,7 +249,9 @@ class GroupConsumer(Consumer):
         self._check_usable()
         self._settle_iteration()
         if self._chunks:
-            self._assign_new()
+            if self._wanted is not None:
+                self._follow()
+            self._commit_now_and_then()
 
     def _assign_new(self) -> None:
         """Bring everything up to date: membership, partitions, positions, readers."""
@@ -399,22 +401,34 @@ class GroupConsumer(Consumer):
         membership, self._membership = self._membership, None
         if membership is not None:
             try:
-                if autocommit and self._options.enable_auto_commit and membership.is_fresh():
-                    self._commit_by(membership, self._reached())
-                if self._positions:
-                    self._listener.on_partitions_revoked(list(self._positions))
-                membership.leave()
-            except LogError as error:
-                # What was read after the last commit is read again, by whoever comes next.
-                logger.warning("left group %r without a commit: %s", self._group_id, error)
+                self._finish_share(membership, autocommit=autocommit)
             finally:
-                membership.close()
+                self._leave(membership)
         if self._group is not None:
             self._group.close()
             self._group = None
         self._forget_positions()
         self._wanted = self._view = None
         self._unsafe.clear()
+
+    def _finish_share(self, membership: Membership, *, autocommit: bool) -> None:
+        if autocommit and self._options.enable_auto_commit and membership.is_fresh():
+            try:
+                self._commit_by(membership, self._reached())
+            except LogError as error:
+                # What was read after the last commit is read again, by whoever comes next.
+                logger.warning("leaving group %r without a commit: %s", self._group_id, error)
+        if self._positions:
+            self._listener.on_partitions_revoked(list(self._positions))
+
+    def _leave(self, membership: Membership) -> None:
+        try:
+            membership.leave()
+        except LogError as error:
+            # The others find out when its lease stands still.
+            logger.warning("could not leave group %r: %s", self._group_id, error)
+        finally:
+            membership.close()
 
     # Positions.
 
