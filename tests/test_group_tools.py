@@ -14,6 +14,8 @@ import pytest
 import broker
 from broker import Log, Reset, TopicPartition
 from broker.cli import app
+from broker.group import groups
+from broker.group.lease import LeaseWatch
 
 FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)
 START_MS = 1_700_000_000_000
@@ -162,6 +164,26 @@ def test_a_group_with_a_living_member_is_left_alone(log: Log, act: Any) -> None:
             act(log)
         consumer.commit({FIRST: 3})
         assert log.group_positions("g") == {FIRST: 3}
+
+
+def test_who_publishes_often_waits_for_a_heartbeat_once(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watches: list[LeaseWatch] = []
+
+    class Counted(LeaseWatch):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            watches.append(self)
+
+    monkeypatch.setattr(groups, "LeaseWatch", Counted)
+    with member(log):
+        for _ in range(3):
+            with pytest.raises(broker.GroupNotEmpty):
+                log.publish_positions("g", {FIRST: 0})
+        assert len(watches) == 1
+    log.publish_positions("g", {FIRST: 2})
+    assert log.group_positions("g")[FIRST] == 2
 
 
 def test_the_dead_do_not_keep_a_group_from_being_reset(log: Log) -> None:

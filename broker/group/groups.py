@@ -36,6 +36,7 @@ class Groups:
         self._storage = storage
         self.open_topic = open_topic
         self._open_reader = open_reader
+        self._alive_until: dict[str, float] = {}
 
     def names(self) -> list[str]:
         """Return the names of all groups, sorted."""
@@ -164,6 +165,9 @@ class Groups:
         Nobody else may be left to do it, and whoever asks is refused while there are members.
         """
 
+        if boot_seconds() < self._alive_until.get(group.name, 0.0):
+            return  # Who publishes often is not to wait each time.
+
         def read(member_id: str) -> bytes | None:
             return self._storage.read(lease_path(group.directory, member_id))
 
@@ -176,6 +180,7 @@ class Groups:
             }
             dead = watch.observe(timeouts, interval=_WATCH_SECONDS)
             if any(first.setdefault(one, read(one)) != read(one) for one in members):
+                self._alive_until[group.name] = boot_seconds() + max(timeouts.values())
                 return
             group.evict(dead, by=None, is_dead=watch.is_still)
             if len(dead) < len(members):
