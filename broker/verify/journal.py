@@ -126,8 +126,6 @@ class JournalWalk:
         for place, number in enumerate(numbers):
             self._damage_before[number] = len(self._findings.damage)
             self._enter(number)
-            if place == 0 and number:
-                self._on_commit(self.replay.state, self.replay.is_whole)
             is_last = place == len(numbers) - 1
             try:
                 self._walk_file(number, end if is_last else None)
@@ -136,6 +134,11 @@ class JournalWalk:
                 self.replay.begin_file(number)
         self.frames.close()
         self._damage_before[_NO_FILE] = len(self._findings.damage)
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether files are not there, so that only a checkpoint can say what was in them."""
+        return bool(self._gaps)
 
     def settle(self, first_needed: int) -> None:
         """Decide about files that are not there, and forget what is wrong with those before."""
@@ -165,6 +168,7 @@ class JournalWalk:
         elif expected is not None:
             self._findings.add(self._path(number), 0, "no end-of-file commit names this file")
         self.replay.begin_file(number)
+        self._on_commit(self.replay.state, self.replay.is_whole)  # A checkpoint may be of here.
 
     def _walk_file(self, number: int, end: int | None) -> None:
         """Check one file; `end` is where the journal's last file ended when the walk began."""

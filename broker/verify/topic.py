@@ -175,7 +175,7 @@ class _TopicCheck:
             stored = self._read_checkpoint(name)
             if stored is None:
                 continue
-            if not is_certain and self.walk.first_file and self._adopted_first is None:
+            if not is_certain and self.walk.has_gap and self._adopted_first is None:
                 is_certain = self._adopt(stored, name)
                 state = self.walk.replay.state
             elif not is_certain:
