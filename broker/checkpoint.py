@@ -3,7 +3,8 @@
 `checkpoint/<number>.arrow` covers only commits that are synced. `checkpoint/<number>.soft.arrow`
 may cover more: it is written often and cheaply, and believed only in the boot that wrote it, since
 a power cut may take the commits away. Any checkpoint may be missing or damaged: the one before it,
-or the journal from its beginning, says the same.
+or the journal from its beginning, says the same. Where that beginning was removed, two checkpoints
+cover it.
 """
 
 from __future__ import annotations

@@ -90,17 +90,19 @@ class SealedFiles:
         names = set(removed)
         taken: list[SealedFile] = []
         files = self._files()
-        for partition, own in files.items():
-            out = [file for file in own if file.name in names]
-            if out:
-                taken += out
-                files[partition] = [file for file in own if file.name not in names]
+        if names:
+            taken = [file for file in self if file.name in names]
+            for partition in {file.partition for file in taken}:
+                files[partition] = [file for file in files[partition] if file.name not in names]
         if missing := names - {file.name for file in taken}:
             raise KeyError(min(missing))
+        # Only those partitions that change: there may be thousands, each with a commit of its own.
+        changed = set()
         for file in added:
             files.setdefault(file.partition, []).append(file)
-        for own in files.values():
-            own.sort(key=lambda file: file.start)
+            changed.add(file.partition)
+        for partition in changed:
+            files[partition].sort(key=lambda file: file.start)
         return taken
 
     def encode(self) -> pa.StructArray:
@@ -127,7 +129,7 @@ def fits(state: Sealable, added: Sequence[SealedFile], removed: Sequence[str]) -
     fit any more.
     """
     names = set(removed)
-    known = {file.name: file for file in state.sealed if file.name in names}
+    known = {file.name: file for file in state.sealed if file.name in names} if names else {}
     if len(known) != len(names):
         return False
     for partition in {file.partition for file in (*added, *known.values())}:

@@ -314,6 +314,94 @@ def test_a_reader_finds_records_however_often_they_move(
     reader.close()
 
 
+class Meanwhile:
+    """Progress that lets something happen just before the first files are written."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.acts = [act]
+
+    def begin(self, what: str, total: int) -> None:
+        if self.acts:
+            self.acts.pop()()
+
+    def advance(self, count: int) -> None: ...
+
+
+def test_a_topic_deleted_during_maintenance_stays_deleted(
+    log: broker.Log, storage: LocalStorage, root: Path
+) -> None:
+    fill(log, 100)
+    round_ = Round(storage, NAME, 1, progress=Meanwhile(lambda: log.delete_topic(NAME)))
+    with pytest.raises(broker.UnknownTopic):
+        round_.run(is_forced=True)
+    assert log.topics() == [] and files(root, "sealed") == []
+    log.create_topic(NAME, PARTITIONS)
+    assert read(log) == {} and log.describe_topic(NAME).incarnation == 2
+    assert not (root / "topics" / NAME / "1").exists()
+
+
+def test_partitions_and_records_added_during_maintenance_are_left_for_the_next(
+    log: broker.Log, storage: LocalStorage
+) -> None:
+    fill(log, 100)
+
+    def grow() -> None:
+        log.create_partitions(NAME, 4)
+        fill(log, 100, first=100)
+        with log.producer() as producer:
+            producer.send(NAME, b"new", partition=3)
+
+    Round(storage, NAME, 1, progress=Meanwhile(grow)).run(is_forced=True)
+    assert log.describe_topic(NAME).sealed_ends == (50, 50, 0, 0)
+    before = read(log)
+    log.maintain(NAME, seal=True)
+    assert log.describe_topic(NAME).sealed_ends == (100, 100, 0, 1)
+    assert read(log) == before and [len(before[part]) for part in (0, 1, 3)] == [100, 100, 1]
+
+
+def test_a_disk_that_is_full_at_the_seal_has_its_room_back(log: broker.Log, root: Path) -> None:
+    fill(log, 100)
+    log.maintain(NAME, seal=True)
+    before = files(root, "sealed")
+    fill(log, 100, first=100)
+    fuse = Fuse(manner="fail")
+
+    def fill_up() -> None:
+        """From here on: the new file and its folder, and then the commit, which fails."""
+        fuse.at = len(fuse.trace) + 4
+
+    storage = FaultyStorage(str(root), fuse)
+    with pytest.raises(broker.DiskFull):
+        Round(storage, NAME, 1, progress=Meanwhile(fill_up)).run(is_forced=True)
+    assert fuse.trace[-2][0] == "append", fuse.trace
+    storage.bury()
+    assert files(root, "sealed") == before
+
+
+def test_many_partitions_are_sealed_and_trimmed(log: broker.Log) -> None:
+    import pyarrow as pa
+
+    count = 120
+    log.create_topic("wide", count, config=CONFIG)
+    numbers = [number % count for number in range(3 * count)]
+    with log.producer() as producer:
+        producer.send_batch(
+            "wide", pa.table({"value": [b"v"] * len(numbers), "partition": numbers})
+        )
+    before = read(log, "wide")
+    log.maintain("wide", seal=True)
+    assert log.describe_topic("wide").sealed_ends == (3,) * count
+    assert read(log, "wide") == before
+    assert log.verify("wide").damage == ()
+
+
+def test_a_clock_set_back_does_not_stop_sealing(log: broker.Log, clock: Clock) -> None:
+    fill(log, 100)
+    clock.ahead_ms = -30 * DAY_MS
+    assert log.maintain(NAME, seal=True)[0].sealed_records == 100
+    assert [len(rows) for rows in read(log).values()] == [50, 50]
+
+
 # Retention.
 
 
@@ -422,6 +510,21 @@ def test_staged_files_that_nobody_committed_go_after_days(
     log.maintain(NAME)
     assert len(files(root, "data")) == 1
     assert (0, None, b"v") in {row[:3] for rows in read(log).values() for row in rows}
+
+
+def test_half_made_files_of_the_dead_go_after_days(log: broker.Log, root: Path) -> None:
+    fill(log, 100)
+    log.maintain(NAME, seal=True)
+    old, young = (
+        root / "topics" / NAME / "1" / "sealed" / "partition=0" / f".tmp-{name}"
+        for name in ("old", "young")
+    )
+    for path in (old, young):
+        path.write_bytes(b"half")
+    long_ago = time.time() - GARBAGE_AFTER_MS / 1000 - 60
+    os.utime(old, (long_ago, long_ago))
+    assert "sealed/partition=0/.tmp-old" in log.maintain(NAME)[0].removed_files
+    assert young.exists() and not old.exists()
 
 
 # Crashes.

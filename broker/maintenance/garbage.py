@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from broker import index
 from broker.errors import LogError
 from broker.maintenance.delta_view import TABLE
-from broker.naming import is_garbage
+from broker.naming import GARBAGE_AFTER_MS, is_garbage
 from broker.reader import TopicReader
 from broker.state import JournalFile, TopicState
 from broker.topic import Topic
@@ -44,6 +44,7 @@ def clean(topic: Topic, reader: TopicReader, now: int, in_table: frozenset[str] 
     if in_table is not None:
         _remove_sealed(topic, state, now, in_table, removed)
     _remove_unnamed_data(topic, reader, removed)
+    _remove_unfinished(topic, removed)
     return removed
 
 
@@ -114,6 +115,16 @@ def _remove_unnamed_data(topic: Topic, reader: TopicReader, removed: Removed) ->
     reader.refresh()
     for name in sorted(old - reader.data_files()):
         _remove(topic, f"data/{name}", removed)
+
+
+def _remove_unfinished(topic: Topic, removed: Removed) -> None:
+    """Remove what killed processes left half made: a Parquet file may be large."""
+    partitions = topic.storage.list(f"{topic.directory}/{SEALED}")
+    for folder in ("data", "checkpoint", "index", *(f"{SEALED}/{one}" for one in partitions)):
+        for name in topic.storage.unfinished(f"{topic.directory}/{folder}"):
+            age = topic.storage.age_ms(f"{topic.directory}/{folder}/{name}")
+            if age is not None and age > GARBAGE_AFTER_MS:
+                _remove(topic, f"{folder}/{name}", removed)
 
 
 def _remove(topic: Topic, path: str, removed: Removed) -> None:

@@ -125,6 +125,16 @@ class LocalStorage:
         except OSError as error:
             raise translate(error, self.locate(path)) from error
 
+    def unfinished(self, path: str) -> list[str]:
+        """Return the names of files in the making, or left so by a killed process."""
+        try:
+            names = os.listdir(self.locate(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise translate(error, self.locate(path)) from error
+        return sorted(name for name in names if name.startswith(TEMPORARY))
+
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, without temporary ones; none if it is absent."""
         try:
