@@ -211,6 +211,17 @@ def test_tombstones_of_no_life_go_with_the_second_compaction(log: broker.Log) ->
     assert rows(log) == [(3, b"a", None)]
 
 
+def test_absurd_settings_keep_everything_or_nothing_more_than_they_may(log: broker.Log) -> None:
+    absurd = {"delete.retention.ms": 10**18, "min.compaction.lag.ms": 10**18}
+    log.alter_topic(NAME, absurd)
+    send(log, (b"a", b"1"), (b"a", None))
+    assert compact(log) == 0
+    log.alter_topic(NAME, {"min.compaction.lag.ms": 0})
+    assert compact(log) == 1
+    send(log, (b"b", b"1"))
+    assert compact(log) == 0 and [row[0] for row in rows(log)] == [1, 2]
+
+
 def test_a_clock_set_back_keeps_tombstones_and_does_not_stop_compaction(
     log: broker.Log, clock: Clock
 ) -> None:

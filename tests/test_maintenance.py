@@ -314,6 +314,27 @@ def test_a_reader_finds_records_however_often_they_move(
     reader.close()
 
 
+def test_damage_in_one_partition_does_not_keep_the_others_from_being_maintained(
+    log: broker.Log, root: Path
+) -> None:
+    log.alter_topic(NAME, {"table.delete.delay.ms": 0})
+    for first in range(0, 16 * 10, 10):
+        fill(log, 10, first=first)
+        if first == 150:
+            path = files(root, "sealed/partition=0")[0]
+            data = bytearray(path.read_bytes())
+            data[100] ^= 4
+            path.write_bytes(data)
+            with pytest.raises(CorruptLog, match=path.name):
+                log.maintain(NAME, seal=True)
+        else:
+            log.maintain(NAME, seal=True)
+    assert len(files(root, "sealed/partition=0")) == 16, "not merged, and all is still there"
+    assert len(files(root, "sealed/partition=1")) == 1
+    assert log.describe_topic(NAME).sealed_ends == (80, 80)
+    assert len(files(root, "journal")) == 1
+
+
 class Meanwhile:
     """Progress that lets something happen just before the first files are written."""
 

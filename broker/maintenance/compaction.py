@@ -81,7 +81,7 @@ def _unit(state: TopicState, partition: int, now: int) -> CompactionUnit | None:
         files[-1].end,
         tuple(files),
         cleaned_end,
-        (now - state.settings["delete.retention.ms"]) * 1000,
+        max(now - state.settings["delete.retention.ms"], -1) * 1000,
     )
 
 

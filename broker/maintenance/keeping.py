@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.errors import LockTimeout, LogError, MissingFile, OutcomeUnknown
+from broker.errors import CorruptLog, LockTimeout, LogError, MissingFile, OutcomeUnknown
 from broker.maintenance import compaction, delta_view, garbage, retention, sealing
 from broker.maintenance.compaction import CompactionUnit
 from broker.maintenance.sealing import Stopped, Unit
@@ -67,7 +67,7 @@ class TopicMaintenance:
 
 def new_metrics() -> Metrics:
     """Return what rounds of maintenance count."""
-    what = ["round", "sealed-records", "sealed-files", "merged-files"]
+    what = ["round", "sealed-records", "sealed-files", "merged-files", "compacted-records"]
     return Metrics(
         "maintenance-metrics",
         [*what, "removed-records", "removed-files"],
@@ -92,6 +92,7 @@ class Round:
         self._name = name
         self._incarnation = incarnation
         self._progress = progress or Silent()
+        self._damage: CorruptLog | None = None
         self.done = TopicMaintenance(name)
 
     def run(self, *, is_forced: bool = False, only_seal: bool = False) -> TopicMaintenance:
@@ -124,6 +125,7 @@ class Round:
         totals["sealed-records"] += done.sealed_records
         totals["sealed-files"] += done.sealed_files
         totals["merged-files"] += done.merged_files
+        totals["compacted-records"] += done.compacted_records
         totals["removed-records"] += done.removed_records
         totals["removed-files"] += len(done.removed_files)
 
@@ -134,18 +136,35 @@ class Round:
         # Only what survives a power cut may be sealed: the journal's copy goes some day.
         topic.sync()
         for unit in sealing.plan(reader.refresh(), self._now(), is_forced=is_forced):
-            self._seal(topic, reader, unit)
+            with self._one_of_many():
+                self._seal(topic, reader, unit)
         # Before merges hide which records are new; and whatever an earlier round left undone.
         delta_view.mirror(topic)
         if only_seal:
+            self._raise_damage()
             return
         for due in compaction.plan(reader.refresh(), self._now()):
-            self._compact(topic, reader, due)
+            with self._one_of_many():
+                self._compact(topic, reader, due)
         for unit in sealing.plan_merges(reader.refresh()):
-            self._seal(topic, reader, unit)
+            with self._one_of_many():
+                self._seal(topic, reader, unit)
         in_table = delta_view.mirror(topic)
         self.done.removed_files += garbage.clean(topic, reader, self._now(), in_table).paths
         self._storage.touch(_last_round(self._name))
+        self._raise_damage()
+
+    @contextlib.contextmanager
+    def _one_of_many(self) -> Iterator[None]:
+        """Let damage in one file not keep all else from being done, for ever perhaps."""
+        try:
+            yield
+        except CorruptLog as damage:
+            self._damage = self._damage or damage
+
+    def _raise_damage(self) -> None:
+        if self._damage is not None:
+            raise self._damage
 
     def _end_file_if_due(self, topic: Topic, is_forced: bool) -> None:
         state, now = topic.refresh(), self._now()
