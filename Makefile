@@ -31,7 +31,7 @@ check: install ## Lint, check the format and check the types
 	$(PYTHON_RUN) -m mypy
 
 test: check java ## Check, then run the whole test suite except torture
-	$(SPARK_RUN) -m pytest
+	$(SPARK_RUN) -m pytest --numprocesses 2 --dist loadfile
 
 torture: java ## Run the tests that kill processes and break storage
 	$(SPARK_RUN) -m pytest -m torture
