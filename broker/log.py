@@ -32,7 +32,7 @@ from broker.errors import (
 )
 from broker.group import GroupConsumer, GroupDescription, Groups, Reset
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
-from broker.maintenance import delta_view
+from broker.maintenance import apart, delta_view
 from broker.maintenance.keeper import Keeper
 from broker.maintenance.keeping import Progress, Round, TopicMaintenance, new_metrics
 from broker.metrics import Readings
@@ -260,7 +260,9 @@ class Log:
             transaction: (application, version): a version not above the last one adds nothing.
         """
         with self._writing(topic) as open_topic:
-            return stage.commit(open_topic, staged, transaction)
+            committed = stage.commit(open_topic, staged, transaction)
+            apart.start_if_due(open_topic)
+            return committed
 
     def discard_staged(self, topic: str, staged: Sequence[Staged]) -> None:
         """Remove what was staged and will never be committed."""

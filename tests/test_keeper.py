@@ -107,6 +107,34 @@ def test_a_topic_deleted_under_its_keeper_is_no_trouble(
     assert "could not maintain" not in caplog.text
 
 
+def stage(log: broker.Log) -> None:
+    """Write as Spark's sink does."""
+    made = log.stage(NAME)
+    made.write(TABLE)
+    staged = made.finish()
+    made.close()
+    log.commit_staged(NAME, [staged])
+
+
+def test_staged_records_are_maintained_by_a_process_apart(log: broker.Log, root: Path) -> None:
+    log.create_topic(NAME, config={"seal.ms": 0, "retention.ms": -1})
+    stage(log)
+    assert sealed_records(log) == 0, "a new topic is not due"
+    make_due(root)
+    stage(log)
+    wait_until(lambda: sealed_records(log) == 200)
+
+
+def test_a_topic_left_alone_is_not_maintained_apart(log: broker.Log, root: Path) -> None:
+    log.create_topic(NAME, config={"seal.ms": 0, "maintenance.enabled": False})
+    (root / "locks").mkdir(exist_ok=True)
+    (root / "locks" / f"maintained={NAME}").touch()
+    make_due(root)
+    stage(log)
+    time.sleep(2)
+    assert sealed_records(log) == 0
+
+
 # The command.
 
 

@@ -151,7 +151,7 @@ class Round:
                 self._seal(topic, reader, unit)
         in_table = delta_view.mirror(topic)
         self.done.removed_files += garbage.clean(topic, reader, self._now(), in_table).paths
-        self._storage.touch(_last_round(self._name))
+        self._storage.touch(last_round(self._name))
         self._raise_damage()
 
     @contextlib.contextmanager
@@ -236,13 +236,14 @@ class Round:
 
 def is_round_due(storage: LocalStorage, topic: str) -> bool:
     """Tell whether nobody has maintained a topic for some minutes; a new topic was just now."""
-    age = storage.age_ms(_last_round(topic))
+    age = storage.age_ms(last_round(topic))
     if age is None:
-        storage.touch(_last_round(topic))
+        storage.touch(last_round(topic))
     return age is not None and age >= ROUND_MS
 
 
-def _last_round(topic: str) -> str:
+def last_round(topic: str) -> str:
+    """Return the file that is changed whenever all that was due was done."""
     # Beside the locks: no topic has such a name, and it outlives the topic without harm.
     return f"locks/maintained={topic}"
 
