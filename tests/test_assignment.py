@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import broker
@@ -79,6 +79,7 @@ def mixed_members(draw: st.DrawFn) -> list[Subscriber]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@settings(max_examples=60, deadline=None)
 @given(group=mixed_members(), partitions=counts)
 def test_every_wanted_partition_has_exactly_one_member(
     strategy: object, group: list[Subscriber], partitions: dict[str, int]
@@ -95,6 +96,7 @@ def test_every_wanted_partition_has_exactly_one_member(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@settings(max_examples=60, deadline=None)
 @given(count=alike, partitions=st.integers(0, 40))
 def test_members_that_want_the_same_are_balanced_within_one(
     strategy: object, count: int, partitions: int
@@ -111,6 +113,7 @@ def fewest_moves(owned: Sequence[int], total: int) -> int:
     return sum(max(0, has - share - (rank < larger)) for rank, has in enumerate(ordered))
 
 
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), partitions=counts, count=alike)
 def test_sticky_is_balanced_with_the_fewest_moves(
     data: st.DataObject, partitions: dict[str, int], count: int
@@ -136,6 +139,7 @@ def test_sticky_is_balanced_with_the_fewest_moves(
     assert moved == fewest_moves([len(member.owned) for member in group], len(everything))
 
 
+@settings(max_examples=60, deadline=None)
 @given(group=mixed_members(), partitions=counts)
 def test_sticky_leaves_no_move_that_would_bring_two_closer(
     group: list[Subscriber], partitions: dict[str, int]
@@ -148,6 +152,7 @@ def test_sticky_leaves_no_move_that_would_bring_two_closer(
             assert surplus <= 1 or not movable
 
 
+@settings(max_examples=60, deadline=None)
 @given(group=mixed_members(), partitions=counts)
 def test_sticky_changes_nothing_the_second_time(
     group: list[Subscriber], partitions: dict[str, int]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faulty_storage import Died, FaultyStorage, Fuse, InlineExecutor
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import broker
@@ -91,6 +91,7 @@ def test_a_name_that_no_file_can_have_is_refused(log: broker.Log, name: str) -> 
         log.publish_positions(name, {FIRST: 5})
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(min_size=1, max_size=20).filter(lambda name: name.isprintable()))
 def test_encoded_names_are_plain_and_come_back(name: str) -> None:
     encoded = names.encode(name)
