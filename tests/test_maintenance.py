@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -266,6 +269,35 @@ def test_only_one_maintains_at_a_time(log: broker.Log, storage: LocalStorage) ->
     with keeping.hold(storage, NAME) as is_ours:
         assert is_ours and log.maintain(NAME, seal=True)[0].is_held
     assert not log.maintain(NAME, seal=True)[0].is_held
+
+
+FORKER = """
+import os, sys, time, broker
+from broker.maintenance import keeping
+log = broker.open(sys.argv[1])
+with keeping.hold(log._storage, "orders") as is_ours:
+    if os.fork() == 0:
+        print(is_ours, flush=True)
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.5)
+    os._exit(0)
+"""
+
+
+def test_a_forked_child_of_a_dead_maintainer_does_not_keep_others_away(
+    log: broker.Log, root: Path
+) -> None:
+    fill(log, 20)
+    command = [sys.executable, "-c", FORKER, str(root)]
+    # The child keeps the pipe open: it is ended by closing its group.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"True\n"
+            process.wait(60)
+            assert not log.maintain(NAME, seal=True)[0].is_held
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("part", ["footer", "page"])

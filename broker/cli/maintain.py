@@ -58,7 +58,9 @@ def maintain(
 
 
 def _is_worth_saying(done: TopicMaintenance) -> bool:
-    return bool(done.sealed_records or done.removed_records or done.removed_files)
+    return bool(
+        done.sealed_records or done.compacted_files or done.removed_records or done.removed_files
+    )
 
 
 def _print(done: list[TopicMaintenance], as_json: bool) -> None:
@@ -73,14 +75,15 @@ def _print(done: list[TopicMaintenance], as_json: bool) -> None:
                 format_count(one.sealed_records),
                 format_count(one.sealed_files),
                 format_count(one.merged_files),
+                format_count(one.compacted_records),
                 format_count(one.removed_records),
                 format_count(len(one.removed_files)),
                 "somebody else is at it" if one.is_held else "",
             ]
             for one in done
         ]
-        names = ["topic", ">sealed", ">into files", ">merged files", ">records removed"]
-        print_table([*names, ">files removed", ""], rows)
+        names = ["topic", ">sealed", ">into files", ">merged files", ">superseded"]
+        print_table([*names, ">records removed", ">files removed", ""], rows)
     sys.stdout.flush()
 
 

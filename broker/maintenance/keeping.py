@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from broker import forks
 from broker.errors import CorruptLog, LockTimeout, LogError, MissingFile, OutcomeUnknown
 from broker.maintenance import compaction, delta_view, garbage, retention, sealing
 from broker.maintenance.compaction import CompactionUnit
@@ -20,7 +21,7 @@ from broker.maintenance.sealing import Stopped, Unit
 from broker.metrics import Metrics
 from broker.reader import TopicReader
 from broker.sealed import SealedFile
-from broker.storage import LocalStorage
+from broker.storage import FileLock, LocalStorage
 from broker.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -252,15 +253,39 @@ def last_round(topic: str) -> str:
 def hold(storage: LocalStorage, topic: str) -> Iterator[bool]:
     """Be the only one who maintains a topic; yields false if another one is."""
     # No topic has such a name, so no topic has such a lock.
-    lock = storage.lock(f"maintain={topic}")
-    try:
-        lock.acquire(timeout_ms=0)
-    except LockTimeout:
-        lock.close()
+    held = _Held(storage.lock(f"maintain={topic}"))
+    if not held.acquire():
         yield False
         return
     try:
         yield True
     finally:
-        lock.release()
-        lock.close()
+        held.release()
+
+
+class _Held:
+    """The lock of who maintains a topic. A forked child lets go of it, and so outlives no one."""
+
+    def __init__(self, lock: FileLock) -> None:
+        self._lock = lock
+        self._is_ours = False
+        forks.remember(self)
+
+    def acquire(self) -> bool:
+        try:
+            self._lock.acquire(timeout_ms=0)
+        except LockTimeout:
+            self._lock.close()
+            return False
+        self._is_ours = True
+        return True
+
+    def release(self) -> None:
+        if self._is_ours:
+            self._lock.release()
+            self.abandon()
+        forks.forget(self)
+
+    def abandon(self) -> None:
+        self._is_ours = False
+        self._lock.close()
