@@ -147,8 +147,7 @@ def sessions(lines: list[list[Any]]) -> dict[int, list[Session]]:
     """Put the reads of each ownership together; each must be without a gap."""
     reads: dict[tuple[int, str, int], list[list[Any]]] = defaultdict(list)
     for line in lines:
-        # A process that was stopped between its look at the group and here cannot know it.
-        if line[0] == "read" and line[1] - line[2] < SESSION / 3:
+        if line[0] == "read":
             reads[line[5], line[3], line[4]].append(line)
     by_partition: dict[int, list[Session]] = defaultdict(list)
     for (partition, member, generation), many in reads.items():
@@ -156,8 +155,10 @@ def sessions(lines: list[list[Any]]) -> dict[int, list[Session]]:
         for before, after in zip(many, many[1:], strict=False):
             assert before[7] == after[6], f"partition {partition}: a gap in one ownership"
         first, last = many[0], many[-1]
+        # A process that was stopped between its look at the group and here cannot know it.
+        ended = max((line[1] for line in many if line[1] - line[2] < SESSION / 3), default=0)
         by_partition[partition].append(
-            Session(first[1], last[1], member, generation, first[6], last[7])
+            Session(first[1], ended, member, generation, first[6], last[7])
         )
     return by_partition
 
@@ -292,6 +293,7 @@ def test_the_partitions_of_a_killed_member_are_read_again(log: Log, group: Group
         victim = group.start()
         other = group.start()
         wait_until(settled(log, 2, 4), 30, "two members share")
+        wait_until(lambda: any(line[0] == "read" for line in victim.lines()), 30, "it reads")
         victim.kill()
         killed = time.clock_gettime(time.CLOCK_BOOTTIME)
         wait_until(settled(log, 1, 4), 30, "the other has all")
