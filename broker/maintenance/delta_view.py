@@ -20,6 +20,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+from broker.errors import CorruptLog
 from broker.maintenance import delta_log
 from broker.maintenance.delta_log import Added, Change, Damaged, DeltaFailed, DeltaLog, Present
 from broker.maintenance.delta_log import Removed as RemovedFile
@@ -164,11 +165,15 @@ def _offset_bounds(topic: Topic, file: SealedFile) -> tuple[int, int] | None:
         return None
     if file.record_count == file.end - file.start:
         return file.start, file.end - 1
-    opened = SealedReader(topic.storage, topic.directory, file)
     try:
-        return opened.offset_bounds
-    finally:
-        opened.close()
+        opened = SealedReader(topic.storage, topic.directory, file)
+        try:
+            return opened.offset_bounds
+        finally:
+            opened.close()
+    except CorruptLog:
+        # Not the table's to report, either: without bounds its readers open the file.
+        return None
 
 
 def _removed(
