@@ -38,6 +38,11 @@ from broker.listener import ConsumerRebalanceListener
 from broker.log import Log, PartitionDescription, TopicDescription
 from broker.log import open_log as open
 from broker.maintenance.keeping import TopicMaintenance
+from broker.maintenance.units import AnyUnit as MaintenanceUnit
+from broker.maintenance.units import Progress, Written
+from broker.maintenance.units import cut as cut_unit
+from broker.maintenance.units import record_count as count_of_unit
+from broker.maintenance.units import write_elsewhere as write_unit
 from broker.reader import TopicReader
 from broker.records import (
     BatchMetadata,
@@ -82,6 +87,7 @@ __all__ = [
     "LogError",
     "LogNotFound",
     "MemberDescription",
+    "MaintenanceUnit",
     "MissingFile",
     "NoPosition",
     "NotALog",
@@ -93,6 +99,7 @@ __all__ = [
     "PartitionLag",
     "PartitionSnapshot",
     "ProducerFenced",
+    "Progress",
     "RecordMetadata",
     "RecordTooLarge",
     "Reset",
@@ -115,9 +122,13 @@ __all__ = [
     "UnknownTopic",
     "UnsupportedFormat",
     "VerifyReport",
+    "Written",
+    "count_of_unit",
+    "cut_unit",
     "name_frames",
     "open",
     "pack_slices",
     "plan_slices",
     "read_slices",
+    "write_unit",
 ]

@@ -34,7 +34,8 @@ from broker.group import GroupConsumer, GroupDescription, Groups, Reset
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
 from broker.maintenance import apart, delta_view
 from broker.maintenance.keeper import Keeper
-from broker.maintenance.keeping import Progress, Round, TopicMaintenance, new_metrics
+from broker.maintenance.keeping import Round, TopicMaintenance, new_metrics
+from broker.maintenance.units import Progress, Write, write_here
 from broker.metrics import Readings
 from broker.producer import Producer
 from broker.reader import TopicReader
@@ -275,17 +276,19 @@ class Log:
         *,
         seal: bool = False,
         progress: Progress | None = None,
+        write: Write = write_here,
     ) -> list[TopicMaintenance]:
         """Do what is due for a topic, or for all: seal, retention, compaction, garbage. Once.
 
         Args:
             seal: seal everything that is committed now, due or not.
             progress: told what is being done.
+            write: writes the files, here and now or on many machines.
         """
         done = []
         for name in self.topics() if topic is None else [topic]:
             try:
-                done.append(self._round(name, progress).run(is_forced=seal))
+                done.append(self._round(name, progress, write).run(is_forced=seal))
             except UnknownTopic:
                 if topic is not None:
                     raise
@@ -358,13 +361,16 @@ class Log:
     def _open_reader(self, name: str) -> TopicReader:
         return TopicReader(self._storage, name, self._existing(name))
 
-    def _round(self, name: str, progress: Progress | None = None) -> Round:
+    def _round(
+        self, name: str, progress: Progress | None = None, write: Write = write_here
+    ) -> Round:
         return Round(
             self._storage,
             name,
             self._existing(name),
             progress=progress,
             metrics=self._maintenance_metrics,
+            write=write,
         )
 
     def _existing(self, name: str) -> int:

@@ -188,6 +188,57 @@ def connect(root: str) -> None:
     )
 
 
+def delta(root: str, path: str, topic: str, sealed_end: str) -> None:
+    """Read a topic's table by Delta Lake: now, at its first version, as a stream."""
+    # Delta reads its own log by a Spark job of as many tasks.
+    small = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "1"}
+    conf = CONF | small | {"spark.master": "local[2]"}
+    spark = spark_log.session("delta", delta=True, **conf)
+    spark.sparkContext.setLogLevel("OFF")
+    table = spark.read.format("delta").load(path)
+    stream = (
+        spark.readStream.format("delta")
+        .option("startingVersion", "0")
+        .load(path)
+        .writeStream.format("parquet")
+        .option("checkpointLocation", f"{root}-delta-checkpoint")
+        .trigger(availableNow=True)
+        .start(f"{root}-delta-stream")
+    )
+    stream.awaitTermination()
+    whole = spark_log.table(spark, root, topic)
+    report(
+        delta=totals(table),
+        first=totals(spark.read.format("delta").option("versionAsOf", 0).load(path)),
+        stream=totals(spark.read.parquet(f"{root}-delta-stream")),
+        bounds=list(table.agg(F.min("offset"), F.max("offset")).first()),
+        table=totals(whole.filter(F.col("offset") < int(sealed_end))),
+        whole=whole.count(),
+    )
+
+
+def totals(frame: DataFrame) -> list[int]:
+    """Count the records; sum their values and their offsets."""
+    number = F.col("value").cast("string").cast("long")
+    row = frame.agg(F.count("*"), F.sum(number), F.sum("offset")).first()
+    assert row is not None
+    return list(row)
+
+
+def connect_table(root: str, topic: str) -> None:
+    """Read and maintain a topic by Spark Connect."""
+    spark = spark_log.session("connect", **CONF, **{"spark.remote": "local[2]"})
+    before = spark_log.table(spark, root, topic).count()
+    done = spark_log.maintain(spark, root, topic, seal=True)
+    late = spark_log.table(spark, root, topic, starting_timestamp=1_700_000_000_090)
+    report(
+        before=before,
+        sealed=done.sealed_records,
+        after=spark_log.table(spark, root, topic).count(),
+        late=late.count(),
+    )
+
+
 def session(root: str) -> None:
     """Report what the session helper has set."""
     given = {"spark.master": "local[1]", "spark.sql.shuffle.partitions": 3}
@@ -210,7 +261,10 @@ def report(**found: Any) -> None:
     print(json.dumps(found))
 
 
-JOBS = {job.__name__: job for job in (copy, retry, speculate, lack, connect, session)}
+JOBS = {
+    job.__name__: job
+    for job in (copy, retry, speculate, lack, connect, delta, connect_table, session)
+}
 
 if __name__ == "__main__":
     JOBS[sys.argv[1]](*sys.argv[2:])

@@ -628,7 +628,7 @@ def test_a_file_that_another_compactor_took_away_is_no_error(
     with pytest.raises(broker.MissingFile):
         compaction.write(reader, unit)
     late = Round(storage, NAME, 1)
-    late._compact(topic, reader, unit)
+    late._do(topic, reader, [unit])
     assert late.done.compacted_files == 0
     topic.close()
     reader.close()

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable
 
 from broker.errors import LogError, UnknownTopic
-from broker.maintenance.keeping import Progress, Round, is_round_due
+from broker.maintenance.keeping import Round, is_round_due
 from broker.maintenance.sealing import Stopped
+from broker.maintenance.units import Progress
 from broker.topic import Topic
 
 logger = logging.getLogger(__name__)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from broker import forks
-from broker.errors import CorruptLog, LockTimeout, LogError, MissingFile, OutcomeUnknown
+from broker.errors import CorruptLog, LockTimeout, LogError, OutcomeUnknown
 from broker.maintenance import compaction, delta_view, garbage, retention, sealing
 from broker.maintenance.compaction import CompactionUnit
-from broker.maintenance.sealing import Stopped, Unit
+from broker.maintenance.sealing import Stopped
+from broker.maintenance.units import AnyUnit, Progress, Write, write_here
 from broker.metrics import Metrics
 from broker.reader import TopicReader
 from broker.sealed import SealedFile
@@ -28,16 +28,6 @@ logger = logging.getLogger(__name__)
 
 # How often everything that is not urgent is looked at.
 ROUND_MS = 300_000
-
-
-class Progress(Protocol):
-    """Somebody who is told what is being done, and may end it by raising `Stopped`."""
-
-    def begin(self, what: str, total: int) -> None:
-        """Something of so many records begins."""
-
-    def advance(self, count: int) -> None:
-        """So many more are done."""
 
 
 class Silent:
@@ -87,13 +77,18 @@ class Round:
         *,
         progress: Progress | None = None,
         metrics: Metrics | None = None,
+        write: Write = write_here,
     ) -> None:
+        """Args:
+        write: writes the files, here and now or on many machines.
+        """
         self._metrics = metrics or new_metrics()
         self._storage = storage
         self._name = name
         self._incarnation = incarnation
         self._progress = progress or Silent()
         self._damage: CorruptLog | None = None
+        self._write = write
         self.done = TopicMaintenance(name)
 
     def run(self, *, is_forced: bool = False, only_seal: bool = False) -> TopicMaintenance:
@@ -136,20 +131,14 @@ class Round:
             self._apply_retention(topic, reader)
         # Only what survives a power cut may be sealed: the journal's copy goes some day.
         topic.sync()
-        for unit in sealing.plan(reader.refresh(), self._now(), is_forced=is_forced):
-            with self._one_of_many():
-                self._seal(topic, reader, unit)
+        self._do(topic, reader, sealing.plan(reader.refresh(), self._now(), is_forced=is_forced))
         # Before merges hide which records are new; and whatever an earlier round left undone.
         delta_view.mirror(topic)
         if only_seal:
             self._raise_damage()
             return
-        for due in compaction.plan(reader.refresh(), self._now()):
-            with self._one_of_many():
-                self._compact(topic, reader, due)
-        for unit in sealing.plan_merges(reader.refresh()):
-            with self._one_of_many():
-                self._seal(topic, reader, unit)
+        self._do(topic, reader, compaction.plan(reader.refresh(), self._now()))
+        self._do(topic, reader, sealing.plan_merges(reader.refresh()))
         in_table = delta_view.mirror(topic)
         self.done.removed_files += garbage.clean(topic, reader, self._now(), in_table).paths
         self._storage.touch(last_round(self._name))
@@ -185,30 +174,31 @@ class Round:
             )
             topic.truncate(starts)
 
-    def _seal(self, topic: Topic, reader: TopicReader, unit: Unit) -> None:
-        what = "merging" if unit.removed else "sealing"
-        self._progress.begin(f"{what} {self._name}-{unit.partition}", unit.end - unit.start)
-        written = sealing.write(reader, unit, self._progress.advance)
-        if not self._commit(topic, reader, written, unit.removed, {}):
-            logger.info("others changed what was being sealed of %s: nothing done", unit)
+    def _do(self, topic: Topic, reader: TopicReader, units: Sequence[AnyUnit]) -> None:
+        """Have units written, and let a commit name what was."""
+        for unit, written in self._write(reader, units, self._progress):
+            with self._one_of_many():
+                if isinstance(written, CorruptLog):
+                    raise written
+                is_compacted = isinstance(unit, CompactionUnit)
+                cleaned = {unit.partition: unit.end} if is_compacted else {}
+                if written is None or not self._commit(
+                    topic, reader, written, unit.removed, cleaned
+                ):
+                    logger.info("others changed what %s was to be made of: nothing done", unit)
+                else:
+                    self._note(unit, written)
+
+    def _note(self, unit: AnyUnit, written: list[SealedFile]) -> None:
+        count = sum(file.record_count for file in written)
+        if isinstance(unit, CompactionUnit):
+            self.done.compacted_files += len(unit.files)
+            self.done.compacted_records += unit.record_count - count
         elif unit.removed:
             self.done.merged_files += len(unit.removed)
         else:
             self.done.sealed_files += len(written)
-            self.done.sealed_records += sum(file.record_count for file in written)
-
-    def _compact(self, topic: Topic, reader: TopicReader, unit: CompactionUnit) -> None:
-        self._progress.begin(f"compacting {self._name}-{unit.partition}", unit.record_count)
-        try:
-            written = compaction.write(reader, unit, self._progress.advance)
-        except MissingFile:
-            if {file.name for file in topic.refresh().sealed}.issuperset(unit.removed):
-                raise
-            return  # Others have replaced it meanwhile.
-        if self._commit(topic, reader, written, unit.removed, {unit.partition: unit.end}):
-            kept = sum(file.record_count for file in written)
-            self.done.compacted_files += len(unit.files)
-            self.done.compacted_records += unit.record_count - kept
+            self.done.sealed_records += count
 
     def _commit(
         self,
