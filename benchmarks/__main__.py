@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import group_bench, log_bench, spark_bench
+from benchmarks import group_bench, log_bench, spark_bench, table_bench
 from benchmarks.table import Row, keep, show
 
 RESULTS = Path(__file__).parent / "results"
@@ -14,6 +14,7 @@ SUITES = {
     "log": ("The log on local disk: 100-byte values, 4 partitions", log_bench.BENCHMARKS),
     "groups": ("Consumer groups on local disk, 4 partitions", group_bench.BENCHMARKS),
     "spark": ("The log through Spark: 100-byte values, 4 partitions", spark_bench.BENCHMARKS),
+    "table": ("History as a table: JSON-like records of about 200 bytes", table_bench.BENCHMARKS),
 }
 
 
