@@ -141,6 +141,20 @@ def test_merged_files_replace_the_small_ones(sealed: broker.Log) -> None:
     assert in_table(sealed) == read(sealed)
 
 
+def test_a_compacted_topic_has_bounds_of_what_is_left(log: broker.Log) -> None:
+    """Delta answers `min(offset)` from them, so they must be those of real records."""
+    log.alter_topic(NAME, {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0})
+    fill(log, 100)
+    log.maintain(NAME, seal=True)
+    assert in_table(log) == read(log)
+    for action in pa.table(
+        DeltaTable(log.table_path(NAME)).get_add_actions(flatten=True)
+    ).to_pylist():
+        left = [row[0] for row in read(log)[action["partition.partition"]]]
+        assert (action["min.offset"], action["max.offset"]) == (left[0], left[-1])
+        assert action["num_records"] == len(left) < 50
+
+
 def test_a_round_that_changes_nothing_leaves_the_delta_log_alone(
     sealed: broker.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
