@@ -33,7 +33,7 @@ TOTAL = 60_000
 ORDERS_PER_SECOND = 2_500
 BATCH_MAX = 4_000
 CUSTOMERS = 500
-# Batches that the first query finishes before it is killed in the next.
+# The first batch is the empty one; a later one is cut off.
 BATCHES_BEFORE_KILL = 3
 PATIENCE_SECONDS = 300
 
@@ -52,18 +52,22 @@ def run(root: str, scratch: Path) -> int:
             log.delete_topic(topic)
         log.create_topic(topic, PARTITIONS)
     say(f"A log in {root}: topics {ORDERS!r} and {ENRICHED!r}, {PARTITIONS} partitions each.")
-    with start("--produce", root) as producer, Enricher(root, scratch) as enricher:
-        say(f"A producer writes {TOTAL:,} orders, {ORDERS_PER_SECOND:,} a second.")
-        say(f"Spark starts to copy them to {ENRICHED!r}, with tax, exactly once …")
-        killed = enricher.kill_in_a_batch()
-        say(
-            f"Spark was killed (SIGKILL) in the middle of batch {killed}: "
-            f"{count(log, ORDERS):,} orders in, {count(log, ENRICHED):,} out."
-        )
-        enricher.start()
-        say("Spark starts again from its checkpoint; the producer has never stopped …")
-        wait_for(lambda: producer.poll() is not None, "the producer", enricher, interval=0.2)
-        wait_for(lambda: lag(log) == 0, "the query to catch up", enricher, interval=0.2)
+    with Enricher(root, scratch) as enricher:
+        say(f"Spark starts a query from {ORDERS!r} to {ENRICHED!r}, exactly once …")
+        enricher.wait_until_ready()
+        with start("--produce", root) as producer:
+            say(f"A producer writes {TOTAL:,} orders, {ORDERS_PER_SECOND:,} a second.")
+            killed = enricher.kill_in_a_batch()
+            is_producing = producer.poll() is None
+            say(
+                f"Spark was killed (SIGKILL) in the middle of batch {killed}: "
+                f"{count(log, ORDERS):,} orders in, {count(log, ENRICHED):,} out."
+            )
+            enricher.start()
+            meanwhile = "goes on meanwhile" if is_producing else "has ended"
+            say(f"Spark starts again from its checkpoint; the producer {meanwhile} …")
+            wait_for(lambda: producer.poll() is not None, "the producer", enricher, interval=0.2)
+            wait_for(lambda: lag(log) == 0, "the query to catch up", enricher, interval=0.2)
         say(f"All is read: {count(log, ORDERS):,} orders in, {count(log, ENRICHED):,} out.")
     is_right = show(log, enricher.batch_count(), time.monotonic() - started)
     return 0 if is_right else 1
@@ -148,6 +152,10 @@ class Enricher:
             self._process = start(
                 "--enrich", self._root, str(self._checkpoint), stdin=subprocess.PIPE, stderr=output
             )
+
+    def wait_until_ready(self) -> None:
+        """Wait for the first batch, which is empty: Spark's start is over."""
+        wait_for(lambda: bool(self._numbers("commits")), "Spark to start", self, interval=0.05)
 
     def kill_in_a_batch(self) -> int:
         """Kill Spark, all of its processes, in a batch that has begun; return its number."""
