@@ -61,7 +61,11 @@ def copy(root: str, topic: str, start: str, checkpoint: str, mode: str) -> None:
 
 def retry(root: str) -> None:
     """Find the format by its name alone, and write with tasks that fail at first."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Spark asks a shell, without quotes, whether there is such a Python: the way to it must have no
+    # spaces, or Spark does not look for formats at all.
+    home = Path(root).with_name("python-home")
+    home.symlink_to(sys.prefix)
+    os.environ["PYSPARK_PYTHON"] = str(home / "bin" / "python")
     builder = SparkSession.builder.master("local[2,4]")
     for key, value in CONF.items():
         builder = builder.config(key, value)

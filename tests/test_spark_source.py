@@ -328,7 +328,7 @@ def test_tasks_are_few_unless_asked_for(
         ({}, "One of the following options must be specified"),
         ({"subscribe": "orders", "startOffset": "x"}, "did you mean 'startingOffsets'?"),
         ({"subscribe": "orders", "failOnDataLoss": "maybe"}, "failOnDataLoss='maybe' is not"),
-        ({"subscribe": "orders", "groupId": "g" * 300}, "g' has 300 bytes"),
+        ({"subscribe": "orders", "groupId": "g" * 300}, "has 300 bytes when percent-encoded"),
         ({"subscribe": "orders", "startingOffsets": "group"}, "needs the option groupId as well"),
     ],
 )
