@@ -89,7 +89,8 @@ def _objects(column: pa.Array, deserialize: Any) -> Any:
 
 def _headers(column: pa.Array) -> Any:
     if column.null_count == len(column):
-        return [[] for _ in range(len(column))]
+        # One by one as they are wanted: thousands of lists at once keep the garbage collector busy.
+        return ([] for _ in range(len(column)))
     return [
         [] if entries is None else [(entry["key"], entry["value"]) for entry in entries]
         for entries in column.to_pylist()
