@@ -40,6 +40,24 @@ EXTRAS = {
         # The newest version whose jar is published as well.
         "delta-spark==4.4.0",
     ],
+    "hdfs": [
+        # HDFS without Java.
+        "hdfs-native==0.14.*",
+    ],
+    "s3": [
+        # S3 and what speaks its language; its conditional puts decide who commits.
+        "s3fs>=2026.9",
+    ],
+    "notebooks": [
+        # Markdown cells as HTML.
+        "markdown-it-py>=3",
+        # Code cells in colour.
+        "pygments>=2.18",
+        # Plots.
+        "matplotlib>=3.10",
+        # What a %pip cell asks for, compared with what is there.
+        "packaging",
+    ],
     "test": [
         # Runs the tests.
         "pytest>=8",
@@ -49,6 +67,12 @@ EXTRAS = {
         "pytest-timeout",
         # Spreads the tests over several cores.
         "pytest-xdist",
+        # A real S3 server to test against, in a process of its own.
+        "moto[server]>=5.2",
+    ],
+    "bench": [
+        # Draws the plot of `python -m benchmarks simulate`.
+        "matplotlib>=3.10",
     ],
     "dev": [
         # Formats and lints.
@@ -64,7 +88,9 @@ setup(
     description="A partitioned, transactional log on plain storage, read and written by Spark",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    packages=find_packages(include=["broker", "broker.*", "spark_log", "spark_log.*"]),
+    packages=find_packages(
+        include=["broker", "broker.*", "pipelines", "pipelines.*", "spark_log", "spark_log.*"]
+    ),
     # By this name Spark finds `format("log")` with nothing registered.
     py_modules=["pyspark_log"],
     package_data={"spark_log": ["log4j2.properties"]},

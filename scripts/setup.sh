@@ -78,7 +78,7 @@ make_environment() {
     rm -rf .venv
     "$python" -m venv .venv || fail "$python could not create .venv."
     install_pinned pip setuptools
-    install_pinned --no-build-isolation --editable '.[spark,connect,table,delta,test,dev]'
+    install_pinned --no-build-isolation --editable '.[spark,connect,table,delta,hdfs,s3,notebooks,test,bench,dev]'
 }
 
 install_pinned() {
