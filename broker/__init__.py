@@ -17,6 +17,7 @@ from broker.errors import (
     LockTimeout,
     LogError,
     LogNotFound,
+    LostPosition,
     MissingFile,
     NoPosition,
     NotALog,
@@ -33,7 +34,7 @@ from broker.errors import (
     UnknownTopic,
     UnsupportedFormat,
 )
-from broker.group import GroupDescription, MemberDescription, PartitionLag, Reset
+from broker.group import GroupDescription, MemberDescription, PartitionLag, Position, Reset
 from broker.listener import ConsumerRebalanceListener
 from broker.log import Log, PartitionDescription, TopicDescription
 from broker.log import open_log as open
@@ -43,6 +44,8 @@ from broker.maintenance.units import Progress, Written
 from broker.maintenance.units import cut as cut_unit
 from broker.maintenance.units import record_count as count_of_unit
 from broker.maintenance.units import write_elsewhere as write_unit
+from broker.metrics import Exported, Metrics, Readings
+from broker.metrics import export_if_asked as export_metrics
 from broker.reader import TopicReader
 from broker.records import (
     BatchMetadata,
@@ -59,7 +62,7 @@ from broker.slices import plan as plan_slices
 from broker.slices import read as read_slices
 from broker.snapshot import PartitionSnapshot, TopicSnapshot
 from broker.stage import Committed, Stage, Staged
-from broker.verify import Damage, TopicReport, VerifyReport
+from broker.verify import Damage, GroupReport, TopicReport, VerifyReport
 
 __all__ = [
     "AlreadyExists",
@@ -73,11 +76,13 @@ __all__ = [
     "CorruptLog",
     "Damage",
     "DiskFull",
+    "Exported",
     "FencedInstanceId",
     "FileSlice",
     "ForkedHandle",
     "GroupDescription",
     "GroupNotEmpty",
+    "GroupReport",
     "InvalidGroupName",
     "InvalidOption",
     "InvalidRecord",
@@ -86,8 +91,10 @@ __all__ = [
     "Log",
     "LogError",
     "LogNotFound",
+    "LostPosition",
     "MemberDescription",
     "MaintenanceUnit",
+    "Metrics",
     "MissingFile",
     "NoPosition",
     "NotALog",
@@ -98,8 +105,10 @@ __all__ = [
     "PartitionDescription",
     "PartitionLag",
     "PartitionSnapshot",
+    "Position",
     "ProducerFenced",
     "Progress",
+    "Readings",
     "RecordMetadata",
     "RecordTooLarge",
     "Reset",
@@ -125,6 +134,7 @@ __all__ = [
     "Written",
     "count_of_unit",
     "cut_unit",
+    "export_metrics",
     "name_frames",
     "open",
     "pack_slices",

@@ -18,9 +18,20 @@ class Accumulator:
     """A queue of units for one sender thread; per topic, first in is first out."""
 
     def __init__(
-        self, *, batch_size: int, linger_ms: int, buffer_memory: int, max_block_ms: int
+        self,
+        *,
+        batch_size: int,
+        linger_ms: int,
+        buffer_memory: int,
+        max_block_ms: int,
+        gather_bytes: int = 0,
     ) -> None:
+        """Args:
+        gather_bytes: how large a buffer may grow while another one is being sent. Where a
+            commit takes long, few large ones carry more than many small ones.
+        """
         self._batch_size = batch_size
+        self._gather_bytes = max(batch_size, gather_bytes)
         self._linger = linger_ms / 1000
         self._memory = buffer_memory
         self._max_block_ms = max_block_ms
@@ -55,7 +66,9 @@ class Accumulator:
                 buffer = self._open[topic] = RecordBuffer(topic)
             index = buffer.add(key, value, headers, timestamp, partition, size)
             self._buffered += size
-            if buffer.byte_count >= self._batch_size:
+            if buffer.byte_count >= self._gather_bytes or (
+                buffer.byte_count >= self._batch_size and self._sending is None and not self._queue
+            ):
                 self._queue.append(self._open.pop(topic))
             if self._is_sender_waiting:
                 self._wake_sender()
@@ -142,7 +155,9 @@ class Accumulator:
         if not self._open:
             return None, None
         topic, oldest = next(iter(self._open.items()))
-        wait = oldest.created + self._linger - time.monotonic() if self._linger else 0.0
+        wait = 0.0
+        if self._linger and oldest.byte_count < self._batch_size:
+            wait = oldest.created + self._linger - time.monotonic()
         if wait > 0 and not self._is_closed:
             return None, wait
         return self._open.pop(topic), None

@@ -20,7 +20,7 @@ from broker import checked_file, sealed
 from broker.errors import AlreadyExists, CorruptLog
 from broker.sealed import SealedFiles
 from broker.state import JournalFile, ProducerEntry, TopicState, TransactionEntry
-from broker.storage import LocalStorage
+from broker.storage import Storage
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def decode(data: bytes, path: str) -> tuple[TopicState, str]:
     return state, row["boot_id"]
 
 
-def write(storage: LocalStorage, directory: str, number: int, data: bytes, *, soft: bool) -> None:
+def write(storage: Storage, directory: str, number: int, data: bytes, *, soft: bool) -> None:
     """Store an encoded checkpoint and remove the older ones of its sort."""
     try:
         storage.create(f"{directory}/{_name(number, soft)}", data, sync=not soft)
@@ -195,7 +195,7 @@ def write(storage: LocalStorage, directory: str, number: int, data: bytes, *, so
 
 
 def read_newest(
-    storage: LocalStorage,
+    storage: Storage,
     directory: str,
     incarnation: int,
     decode: Callable[[bytes, str], tuple[Stored, str]],
@@ -220,12 +220,12 @@ def read_newest(
     return None
 
 
-def durable_numbers(storage: LocalStorage, directory: str) -> list[int]:
+def durable_numbers(storage: Storage, directory: str) -> list[int]:
     """Return the numbers of the checkpoints that survive a power cut, in order."""
     return [int(name[:20]) for name in storage.list(directory) if not _is_soft(name)]
 
 
-def drop_unsynced(storage: LocalStorage, directory: str, number: int) -> None:
+def drop_unsynced(storage: Storage, directory: str, number: int) -> None:
     """After a power cut: remove what may describe commits that are gone."""
     for name in storage.list(directory):
         if _is_soft(name) or name >= _name(number + 1, soft=False):

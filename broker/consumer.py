@@ -97,6 +97,7 @@ class Consumer:
         self._check_usable()
         self._forget_positions()
         self._subscription.use_partitions([TopicPartition(*place) for place in partitions])
+        self._watch.changed()
         self._assign_new()
 
     def unsubscribe(self) -> None:
@@ -126,6 +127,7 @@ class Consumer:
         """Return the offset of the next record this consumer gives."""
         self._check_usable()
         self._settle_iteration()
+        self._watch.changed()
         if partition not in self._positions:
             raise self._not_assigned(partition)
         return self._known_position(partition)
@@ -361,6 +363,8 @@ class Consumer:
             now = time.monotonic()
             is_enough = size >= self._options.fetch_min_bytes
             if (size and (is_enough or now >= gather_until)) or now >= deadline:
+                if size:
+                    self._watch.changed()
                 return bool(self._chunks)
             self._chunks.clear()
             self._watch.keep(self._directories())
@@ -400,7 +404,13 @@ class Consumer:
 
     def _assign_new(self) -> None:
         """Bring readers up to date, and give new partitions a position."""
-        gone, added = self._subscription.refresh(self._positions)
+        if not self._watch.may_look():
+            return
+        try:
+            gone, added = self._subscription.refresh(self._positions)
+        except LogError:
+            self._watch.changed()  # The next call is to hear of it too.
+            raise
         self._drop(gone)
         for place, is_late in added:
             self._positions[place] = self._start(place, is_late=is_late)

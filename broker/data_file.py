@@ -6,10 +6,15 @@ only for some days (`broker.naming`), and only after more days is it removed as 
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import ExitStack
+from typing import BinaryIO
+
 from broker.batch import Frame
 from broker.commit import FramePlace
+from broker.errors import LogError
 from broker.naming import new_name
-from broker.storage import AppendFile, LocalStorage
+from broker.storage import Storage
 
 _PADDING = [b"\0" * count for count in (0, 7, 6, 5, 4, 3, 2, 1)]
 
@@ -17,22 +22,24 @@ _PADDING = [b"\0" * count for count in (0, 7, 6, 5, 4, 3, 2, 1)]
 class DataFile:
     """A file of frames in the making. It is made when the first frame comes."""
 
-    def __init__(self, storage: LocalStorage, directory: str) -> None:
+    def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self._directory = f"{directory}/data"
         self._name = new_name(storage.clock(), ".frames")
-        self._file: AppendFile | None = None
+        self._stack = ExitStack()
+        self._file: BinaryIO | None = None
         self._position = 0
 
     def add(self, frame: Frame) -> FramePlace:
         """Write a frame; it may be named in a commit once `finish` has returned."""
         if self._file is None:
             path = f"{self._directory}/{self._name}"
-            self._file = self._storage.open_file(path, write=True, create=True)
-            assert self._file is not None
+            self._file = self._stack.enter_context(self._storage.create_stream(path))
         padding = _PADDING[frame.byte_length & 7]
         start, length = self._position, frame.byte_length + len(padding)
-        self._file.append([*frame.parts, padding], length, start)
+        with self._storage.guard(f"{self._directory}/{self._name}"):
+            for part in (*frame.parts, padding):
+                self._file.write(part)
         self._position += length
         return FramePlace(
             self._name,
@@ -44,16 +51,19 @@ class DataFile:
         )
 
     def finish(self) -> None:
-        """Make the file and its name durable."""
-        if self._file is not None:
-            self._file.sync()
-            self._file.close()
-            self._file = None
-            self._storage.sync_directory(self._directory)
+        """Make the file durable under its name."""
+        self._file = None
+        self._stack.close()
 
     def discard(self) -> None:
+        """Remove it, finished or not."""
         if self._file is not None:
-            self._file.close()
             self._file = None
-        if self._position:
+            with contextlib.suppress(LogError, _Discarded):
+                self._stack.__exit__(_Discarded, _Discarded(), None)
+        elif self._position:
             self._storage.remove(f"{self._directory}/{self._name}")
+
+
+class _Discarded(Exception):
+    """Tells the storage that a file in the making is not wanted."""

@@ -17,6 +17,7 @@ LogError
 ├── InvalidRecord            wrong type, wrong columns, or no key where one is needed
 │   └── RecordTooLarge
 ├── OffsetOutOfRange         the partition does not hold this offset
+│   └── LostPosition         a group's position was in records that a power cut took
 ├── NoPosition               nowhere to start reading, and auto_offset_reset is "none"
 ├── BufferExhausted          the producer's memory stayed full for max_block_ms
 ├── Closed                   used after close()
@@ -232,6 +233,26 @@ class OffsetOutOfRange(LogError):
         )
 
 
+class LostPosition(OffsetOutOfRange):
+    """A group had read records that a power cut took; their offsets are, or will be, of others."""
+
+    def __init__(
+        self, partition: TopicPartition, offset: int, start: int, end: int, lost_from: int
+    ) -> None:
+        super().__init__(partition, offset, start, end)
+        self.args = (partition, offset, start, end, lost_from)
+        self.lost_from = lost_from
+
+    def __str__(self) -> str:
+        place = f"{self.partition.topic}-{self.partition.partition}"
+        return (
+            f"the group's position {self.offset} in {place} is lost: a power cut took the offsets "
+            f"[{self.lost_from}, {self.offset}) after they were read, and other records get them. "
+            f"Seek, or reset the group, to {self.lost_from} to read on with those, or elsewhere in "
+            f"[{self.start}, {self.end}]."
+        )
+
+
 class NoPosition(LogError):
     """A consumer has nowhere to start and was told not to choose."""
 
@@ -347,6 +368,18 @@ class DiskFull(StorageError):
 
 class AlreadyExists(StorageError):
     """Put-if-absent found the name taken."""
+
+
+class StoreUnavailable(StorageError):
+    """The store did not answer: what was asked of it may or may not have been done."""
+
+    retriable = True
+
+
+class Conflict(StorageError):
+    """Another one has written at this place first. Nothing was written."""
+
+    retriable = True
 
 
 class CorruptLog(LogError):

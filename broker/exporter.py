@@ -30,7 +30,7 @@ class Server(Collector):
             self._server, self._thread = start_http_server(port, registry=registry)
         except OSError as error:
             raise InvalidOption(
-                f"metrics_port={port}: cannot listen there: {error.strerror}; choose another"
+                f"metrics port {port}: cannot listen there: {error.strerror}; choose another"
             ) from error
         self.port: int = self._server.server_port
 

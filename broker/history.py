@@ -14,7 +14,7 @@ from broker import parquet
 from broker.parquet import SealedReader
 from broker.records import OffsetAndTimestamp
 from broker.sealed import SealedFile
-from broker.storage import LocalStorage
+from broker.storage import Storage
 
 # Each holds a file descriptor and a footer.
 _FILES_KEPT = 4
@@ -56,7 +56,7 @@ class Fetched(NamedTuple):
 class SealedHistory:
     """The sealed files of a topic; a few stay open."""
 
-    def __init__(self, storage: LocalStorage, directory: str) -> None:
+    def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self._directory = directory
         self._open: OrderedDict[str, SealedReader] = OrderedDict()

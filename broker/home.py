@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.errors import AlreadyExists, LogError, StorageError, UnknownTopic
-from broker.storage import LocalStorage
+from broker.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def topic_home(name: str, incarnation: int) -> Home:
     return Home("topic", f"topics/{name}", name, incarnation, lock=name, unknown=UnknownTopic)
 
 
-def newest_incarnation(storage: LocalStorage, parent: str) -> tuple[int, bool]:
+def newest_incarnation(storage: Storage, parent: str) -> tuple[int, bool]:
     """Return the newest incarnation and whether it is there, or the next free number."""
     newest, deleted = 0, 0
     for entry in storage.list(parent):
@@ -62,7 +62,7 @@ def newest_incarnation(storage: LocalStorage, parent: str) -> tuple[int, bool]:
     return newest, bool(storage.list(f"{parent}/{newest}/journal"))
 
 
-def remove_deleted(storage: LocalStorage, home: Home) -> None:
+def remove_deleted(storage: Storage, home: Home) -> None:
     """Remove the files of an incarnation whose journal ends with a delete commit.
 
     The mark comes first and stays until a later incarnation exists, so that its number is never
@@ -72,15 +72,33 @@ def remove_deleted(storage: LocalStorage, home: Home) -> None:
         storage.create(home.deletion_mark, b"deleted\n")
     except AlreadyExists:
         pass
-    storage.remove_tree(home.directory)
+    if storage.is_remote:
+        _remove_all_but_the_end(storage, home)
+    else:
+        storage.remove_tree(home.directory)
 
 
-def remove_leftovers(storage: LocalStorage, home: Home) -> None:
+def _remove_all_but_the_end(storage: Storage, home: Home) -> None:
+    """Keep the journal's last file: writers who are still at it must find the delete commit.
+
+    Were it removed, the names of its commits would be free, and they would go on writing there.
+    """
+    for entry in storage.list(home.directory):
+        if entry != "journal":
+            storage.remove_tree(f"{home.directory}/{entry}")
+            storage.remove(f"{home.directory}/{entry}")
+    for file in storage.list(f"{home.directory}/journal")[:-1]:
+        storage.remove(f"{home.directory}/journal/{file}")
+
+
+def remove_leftovers(storage: Storage, home: Home) -> None:
     """Remove what earlier incarnations left; the new one is there even if that fails."""
     with contextlib.suppress(StorageError):
         for entry in storage.list(home.parent):
             number, _, suffix = entry.partition(".")
             if not number.isdigit() or int(number) >= home.incarnation:
+                continue
+            if storage.is_remote and not storage.may_remove(f"{home.parent}/{number}.deleted"):
                 continue
             if suffix:
                 storage.remove(f"{home.parent}/{entry}")

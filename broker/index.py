@@ -23,7 +23,7 @@ import pyarrow as pa
 from broker import checked_file
 from broker.commit import BY_REFERENCE, HEADER, ROW_TYPE, Commit
 from broker.errors import AlreadyExists, CorruptLog, MissingFile
-from broker.storage import LocalStorage
+from broker.storage import Storage
 from broker.storage.local import closing_file
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class TailIndex:
 
 
 def load(
-    storage: LocalStorage,
+    storage: Storage,
     directory: str,
     *,
     incarnation: int,
@@ -248,7 +248,7 @@ def load(
     )
 
 
-def write(storage: LocalStorage, directory: str, file_number: int, index: FileIndex) -> None:
+def write(storage: Storage, directory: str, file_number: int, index: FileIndex) -> None:
     try:
         storage.create(index_path(directory, file_number), index.encode())
     except AlreadyExists:
@@ -260,7 +260,7 @@ def index_path(directory: str, file_number: int) -> str:
 
 
 def scan(
-    storage: LocalStorage,
+    storage: Storage,
     directory: str,
     *,
     incarnation: int,

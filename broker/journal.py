@@ -19,7 +19,7 @@ from typing import Any
 from broker.commit import Commit, Kind, unpack
 from broker.errors import CorruptLog, LogError, MissingFile
 from broker.home import Home
-from broker.storage import AppendFile, LocalStorage
+from broker.storage import GrowingFile, Storage
 from broker.synced import Synced
 
 _BLOCK = 1 << 16
@@ -28,7 +28,7 @@ _BLOCK = 1 << 16
 class Journal:
     """A place in one journal, from which commits are read and, at the end, appended."""
 
-    def __init__(self, storage: LocalStorage, home: Home, *, write: bool = False) -> None:
+    def __init__(self, storage: Storage, home: Home, *, write: bool = False) -> None:
         self.storage = storage
         self.home = home
         self.incarnation = home.incarnation
@@ -37,8 +37,8 @@ class Journal:
         self.position = 0
         self.number = 0
         self._write = write
-        self._file: AppendFile | None = None
-        self._lock = storage.lock(home.lock)
+        self._file: GrowingFile | None = None
+        self._lock = storage.writer_lock(home.lock)
         self.is_locked = False
 
     def seek(self, file_number: int, position: int, number: int) -> None:
@@ -112,9 +112,9 @@ class Journal:
         self._lock.release()
 
     def is_behind(self) -> bool:
-        """Tell whether others have written since the cursor moved. Cheap: one system call."""
+        """Tell whether others are known to have written since the cursor moved. Cheap."""
         file = self._file
-        return file is None or file.size() != self.position
+        return file is None or not file.is_at(self.position)
 
     def append(self, parts: Sequence[Any], length: int) -> None:
         """Write one commit at the end. Only under the lock, with the cursor at the end."""
@@ -126,7 +126,7 @@ class Journal:
     def cut_torn_tail(self) -> None:
         """Under the lock: remove what a killed writer left after the last commit; keep a copy."""
         file = self._file
-        if file is None or (size := file.size()) == self.position:
+        if file is None or self.storage.is_remote or (size := file.size()) == self.position:
             return
         self._keep_aside(file, size)
         file.truncate(self.position)
@@ -135,15 +135,22 @@ class Journal:
         """Under the lock, after an end-of-file commit: make the file that it names."""
         self._close_file()
         self.file_number, self.position = self.number, 0
-        self._file = self.storage.open_file(
-            self.file_path(self.file_number), write=True, create=True
-        )
+        self._file = self._open(write=True, create=True)
 
-    def open_current(self) -> AppendFile | None:
+    def open_current(self) -> GrowingFile | None:
         """Return the file at the cursor; None if it does not exist."""
         if self._file is None:
-            self._file = self.storage.open_file(self.file_path(self.file_number), write=self._write)
+            self._file = self._open(write=self._write, create=False)
         return self._file
+
+    def _open(self, *, write: bool, create: bool) -> GrowingFile | None:
+        return self.storage.open_appended(
+            self.file_path(self.file_number),
+            write=write,
+            create=create,
+            position=self.position,
+            count=self.number - self.file_number,
+        )
 
     def close(self) -> None:
         self._close_file()
@@ -169,7 +176,7 @@ class Journal:
             self.file_number, self.position = self.number, 0
 
     def _scan(
-        self, file: AppendFile, size: int, commits: list[Commit], limit: int = 1 << 62
+        self, file: GrowingFile, size: int, commits: list[Commit], limit: int = 1 << 62
     ) -> None:
         """Read whole commits up to `size`, or to the end-of-file commit."""
         block, block_start = b"", self.position
@@ -218,7 +225,7 @@ class Journal:
         if not is_next or later:
             raise MissingFile(self.path, 0, "the file is missing")
 
-    def _keep_aside(self, file: AppendFile, size: int) -> None:
+    def _keep_aside(self, file: GrowingFile, size: int) -> None:
         rest = file.read(self.position, size - self.position)
         name = f"{self.file_number:020d}-{self.position}-{uuid.uuid4().hex[:8]}.cut"
         self.storage.create(f"{self.directory}/aside/{name}", rest)

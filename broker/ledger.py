@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +34,7 @@ from broker.commit import (
 )
 from broker.errors import (
     Closed,
+    Conflict,
     ForkedHandle,
     InvalidRecord,
     LockTimeout,
@@ -40,7 +43,7 @@ from broker.errors import (
 )
 from broker.home import Home
 from broker.journal import Journal
-from broker.storage import LocalStorage
+from broker.storage import Storage
 from broker.synced import Synced, Syncer
 
 logger = logging.getLogger(__name__)
@@ -49,7 +52,12 @@ logger = logging.getLogger(__name__)
 _PARTS_MAX = 1000
 # Files that wait to be synced and described before writers wait for them.
 _UNFINISHED_MAX = 4
-_LOCK_WAIT_MS = 30_000
+LOCK_WAIT_MS = 30_000
+REMOTE_CHECKPOINT_COMMITS = 100
+# Between two attempts of writers that have no lock: a random share of this, at first ever longer.
+_GIVE_WAY_SECONDS = 0.01
+_GIVE_WAY_MAX_SECONDS = 2.0
+_GIVE_WAY_TRIES_SECONDS = 8.0
 
 
 class JournalState(Protocol):
@@ -67,6 +75,7 @@ class JournalState(Protocol):
 
 
 State = TypeVar("State", bound=JournalState)
+Result = TypeVar("Result")
 
 
 class Appended(NamedTuple):
@@ -90,19 +99,33 @@ def new_token() -> bytes:
     return os.urandom(16)
 
 
+def pause_seconds(tries: int, share: float) -> float:
+    """Return how long to wait after losing for the `tries`-th time; `share` is in [0, 1).
+
+    By itself, so that the same rule can be tried on a thousand writers in virtual time.
+    """
+    if tries < 2:
+        return 0.0
+    longest = min(_GIVE_WAY_SECONDS * 2.0 ** min(tries, 30), _GIVE_WAY_MAX_SECONDS)
+    # Who has lost often waits less again: the winner, who need not read on, is hard to overtake.
+    # Simulated, 200 writers at 35 ms a put: the longest commit took 26 s and not 71, the slowest
+    # writer made 40 % of the mean number of commits and not 7 %, for 18 puts a commit and not 9.
+    return share * min(longest, _GIVE_WAY_TRIES_SECONDS / tries)
+
+
 class Ledger(ABC, Generic[State]):
     """An open incarnation of a topic or a group."""
 
     state: State
 
-    def __init__(self, storage: LocalStorage, home: Home, *, write: bool = False) -> None:
+    def __init__(self, storage: Storage, home: Home, *, write: bool = False) -> None:
         self.storage = storage
         self.home = home
         self.name = home.name
         self.incarnation = home.incarnation
         self.journal = Journal(storage, home, write=write)
         self._write = write
-        self._is_unrecovered = not write  # A writer recovers first.
+        self._is_unrecovered = not write and not storage.is_remote  # A writer recovers first.
         self._clock = storage.clock
         self._mutex = threading.Lock()
         self._syncer = Syncer(storage, self.journal.directory)
@@ -276,6 +299,7 @@ class Ledger(ABC, Generic[State]):
             what = "the file is missing"
             if not number:
                 what += " and no checkpoint can be read that says what was in it"
+            self.journal.check_exists()
             raise MissingFile(self.storage.locate(self.journal.file_path(place[0])), 0, what)
         self._on_load()
         return self._new_commits()
@@ -295,7 +319,33 @@ class Ledger(ABC, Generic[State]):
 
     # Writing.
 
-    def _lock(self, timeout_ms: int = _LOCK_WAIT_MS) -> None:
+    def _attempt(self, act: Callable[[State], Result], timeout_ms: int = LOCK_WAIT_MS) -> Result:
+        """Do something under the lock, up to date, that makes commits: all that it says, or none.
+
+        Where writers have no lock, another's commit may come first; then it is done again, with
+        the state as it is then. So `act` changes nothing before its first commit.
+        """
+        begun, tries = time.monotonic(), 0
+        while True:
+            self._lock(timeout_ms)
+            try:
+                return act(self.state)
+            except Conflict:
+                tries += 1
+            finally:
+                self._unlock()
+            self.give_way(tries, begun, timeout_ms)
+
+    def give_way(self, tries: int, begun: float, timeout_ms: int) -> None:
+        """After another's commit came first: wait a little, less often than not for nothing."""
+        self.conflict_count += 1
+        waited = time.monotonic() - begun
+        if waited * 1000 > timeout_ms:
+            holder = f"other writers, who were first {tries} times"
+            raise LockTimeout(self.journal.path, timeout_ms, holder)
+        time.sleep(pause_seconds(tries, random.random()))
+
+    def _lock(self, timeout_ms: int = LOCK_WAIT_MS) -> None:
         """Enter: mutex, then the lock between processes, then what others have written."""
         if not self._mutex.acquire(timeout=timeout_ms / 1000):
             raise LockTimeout(
@@ -336,13 +386,12 @@ class Ledger(ABC, Generic[State]):
 
     def _change(self, kind: Kind, change: Callable[[State], dict[str, Any]]) -> State:
         """Make one durable commit whose details depend on the state at that moment."""
-        self._lock()
-        try:
-            self._commit(kind, Author(new_token()), details=change(self.state))
-            place = self.state.file_number, self.state.position
-        finally:
-            self._unlock()
-        self._syncer.through(*place)
+
+        def act(state: State) -> tuple[int, int]:
+            self._commit(kind, Author(new_token()), details=change(state))
+            return state.file_number, state.position
+
+        self._syncer.through(*self._attempt(act))
         return self.state
 
     def _commit(
@@ -377,8 +426,7 @@ class Ledger(ABC, Generic[State]):
             )
         if len(parts) > _PARTS_MAX:
             parts = [b"".join(parts)]
-        self._is_stale = True
-        journal.append(parts, length)
+        self._write_commit(parts, length)
         table, meta = meta[: len(placed) * ROW.size], meta[len(placed) * ROW.size :]
         flags = TRANSACTIONAL if author.is_transactional else 0
         commit = Commit(
@@ -390,12 +438,30 @@ class Ledger(ABC, Generic[State]):
         self._is_stale = False
         return Appended(table, now, number)
 
+    def _write_commit(self, parts: Sequence[Any], length: int) -> None:
+        """Append to the journal; until the state has followed, it is stale."""
+        self._is_stale = True
+        try:
+            self.journal.append(parts, length)
+        except Conflict:
+            self._is_stale = False  # Nothing was written.
+            raise
+
     # Ending a file, and checkpoints.
+
+    @property
+    def _is_file_full(self) -> bool:
+        state, pieces_max = self.state, self.storage.pieces_max
+        return state.position >= self._file_bytes_max or (
+            pieces_max is not None and state.number - state.file_number >= pieces_max
+        )
 
     def _roll_if_possible(self) -> None:
         """Roll after a commit, which is in the journal and must not look as if it had failed."""
         try:
             self._roll()
+        except Conflict:
+            return  # Somebody else's commit came first; whoever commits next ends the file.
         except LogError as error:
             logger.warning("could not begin the next journal file of %s: %s", self.name, error)
 
@@ -426,6 +492,7 @@ class Ledger(ABC, Generic[State]):
         """
         try:
             self._syncer.through(file.first_number, file.byte_length)
+            self.storage.merge(self.journal.file_path(file.first_number), file.byte_length)
             self._describe_file(file)
             checkpoint.write(self.storage, f"{self.directory}/checkpoint", number, data, soft=False)
         except LogError as error:
@@ -450,12 +517,14 @@ class Ledger(ABC, Generic[State]):
     # After a power cut.
 
     def _recover_after_power_cut(self) -> None:
+        if self.storage.is_remote:
+            return
         hint = Synced.read(self.storage, self.directory)
         if hint is not None and hint.boot_id == self.storage.boot_id:
             return
         is_locked = self.journal.is_locked
         if not is_locked:
-            self.journal.lock(timeout_ms=_LOCK_WAIT_MS)
+            self.journal.lock(timeout_ms=LOCK_WAIT_MS)
         try:
             hint = Synced.read(self.storage, self.directory)
             if hint is None or hint.boot_id != self.storage.boot_id:

@@ -27,10 +27,11 @@ from broker.errors import (
     LogNotFound,
     NotALog,
     TopicExists,
+    UnknownGroup,
     UnknownTopic,
     UnsupportedFormat,
 )
-from broker.group import GroupConsumer, GroupDescription, Groups, Reset
+from broker.group import GroupConsumer, GroupDescription, Groups, Position, Reset
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers, topic_home
 from broker.maintenance import apart, delta_view
 from broker.maintenance.keeper import Keeper
@@ -42,10 +43,17 @@ from broker.reader import TopicReader
 from broker.records import TopicPartition
 from broker.snapshot import TopicSnapshot
 from broker.stage import Committed, Stage, Staged
-from broker.storage import LocalStorage, open_storage
+from broker.storage import Storage, open_storage
 from broker.subscription import Catalog
 from broker.topic import Topic
-from broker.verify import Damage, VerifyReport, verify_topic
+from broker.verify import (
+    Damage,
+    GroupReport,
+    TopicReport,
+    VerifyReport,
+    verify_groups,
+    verify_topics,
+)
 
 FORMAT_VERSION = 1
 _MARK = "_log.json"
@@ -56,15 +64,17 @@ _PARTITIONS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition: it holds the offsets [start_offset, end_offset)."""
+    """One partition: it holds the offsets [start_offset, end_offset).
+
+    `record_count` is less where compaction has removed some. It is counted without opening files:
+    if the log start lies within a compacted file, then until maintenance has written that anew, it
+    is the most that there can be.
+    """
 
     partition: int
     start_offset: int
     end_offset: int
-
-    @property
-    def record_count(self) -> int:
-        return self.end_offset - self.start_offset
+    record_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,7 @@ class TopicDescription:
 class Log:
     """A partitioned, durable, replayable log stored as plain files. Opened by `broker.open`."""
 
-    def __init__(self, storage: LocalStorage, *, create: bool = True) -> None:
+    def __init__(self, storage: Storage, *, create: bool = True) -> None:
         self._storage = storage
         self.root = storage.root
         self.cluster_id = _open_mark(storage, create=create)
@@ -135,7 +145,7 @@ class Log:
                 epoch=state.epoch,
                 commit_count=state.number,
                 partitions=tuple(
-                    PartitionDescription(number, start, end)
+                    PartitionDescription(number, start, end, state.record_count(number, start, end))
                     for number, (start, end) in enumerate(
                         zip(state.starts, state.ends, strict=True)
                     )
@@ -186,7 +196,9 @@ class Log:
     def producer(self, **options: Any) -> Producer:
         """Return a producer; see `broker.config.ProducerOptions` for its options."""
         parsed = parse_options(ProducerOptions, "producer", options)
-        return Producer(self._open_writer, parsed, Keeper(self._round))
+        return Producer(
+            self._open_writer, parsed, Keeper(self._round), is_remote=self._storage.is_remote
+        )
 
     def consumer(self, *topics: str, **options: Any) -> Consumer:
         """Return a consumer of these topics; see `broker.config.ConsumerOptions`."""
@@ -205,8 +217,19 @@ class Log:
         positions = self._groups.positions(group)
         return {place: position.offset for place, position in positions.items()}
 
-    def publish_positions(self, group: str, positions: Mapping[TopicPartition, int]) -> None:
+    def located_positions(self, group: str) -> dict[TopicPartition, Position]:
+        """Return a group's positions with the incarnation and epoch of their topics.
+
+        By these one can tell a position whose records were lost in a power cut: see `lost_from`.
+        """
+        return self._groups.positions(group)
+
+    def publish_positions(
+        self, group: str, positions: Mapping[TopicPartition, int | Position]
+    ) -> None:
         """Commit positions for a group, made if it is absent, on behalf of somebody outside it.
+
+        An offset is one in the topic as it is now; a `Position` says which topic it was in.
 
         Raises:
             GroupNotEmpty: it has members, and the positions are theirs to commit.
@@ -265,6 +288,15 @@ class Log:
             apart.start_if_due(open_topic)
             return committed
 
+    def transaction_version(self, topic: str, application: str) -> int | None:
+        """Return the last version that an application has committed to a topic; None: none."""
+        reader = self._open_reader(topic)
+        try:
+            last = reader.refresh().transactions.get(application)
+            return None if last is None else last.version
+        finally:
+            reader.close()
+
     def discard_staged(self, topic: str, staged: Sequence[Staged]) -> None:
         """Remove what was staged and will never be committed."""
         with self._writing(topic) as open_topic:
@@ -293,7 +325,7 @@ class Log:
                 if topic is not None:
                     raise
         if topic is None:
-            self._groups.expire()
+            self._maintenance_metrics.add("expired-positions", self._groups.expire())
         return done
 
     def metrics(self) -> Readings:
@@ -317,25 +349,32 @@ class Log:
         directory = topic_home(topic, self._existing(topic)).directory
         return self._storage.locate(f"{directory}/{delta_view.TABLE}")
 
-    def verify(self, topic: str | None = None) -> VerifyReport:
-        """Read every byte of a topic, or of all, and report all damage.
+    def verify(self, topic: str | None = None, *, group: str | None = None) -> VerifyReport:
+        """Read every byte of a topic, of a group, or of all, and report all damage.
 
         Changes nothing, takes no lock, and can be used while others write.
         """
+        topics: list[TopicReport] = []
+        groups: list[GroupReport] = []
+        notes: list[str] = []
         if topic is not None:
             _check_name(topic)
-        reports = []
-        for name in self._storage.list("topics") if topic is None else [topic]:
-            incarnation, is_there = self._incarnation(name)
-            is_there = is_there or self._has_lost_journal(name, incarnation)
-            report = verify_topic(self._storage, name, incarnation) if is_there else None
-            if report is not None:
-                reports.append(report)
-            elif topic is not None:
-                raise UnknownTopic(name, hint=f"create it with create_topic({name!r})")
-        damage = (*self._verify_mark(), *(one for report in reports for one in report.damage))
-        notes = tuple(f"{report.topic}: {note}" for report in reports for note in report.notes)
-        return VerifyReport(self.root, tuple(reports), damage, notes)
+        if topic is not None or group is None:
+            topics = verify_topics(self._storage, topic)
+        if group is not None or topic is None:
+            groups, notes = verify_groups(self._storage, group)
+        if topic is not None and not topics:
+            raise UnknownTopic(topic, hint=f"create it with create_topic({topic!r})")
+        if group is not None and not groups:
+            raise UnknownGroup(group)
+        found = [(one.topic, one) for one in topics] + [(f"group {g.group}", g) for g in groups]
+        return VerifyReport(
+            self.root,
+            tuple(topics),
+            tuple(groups),
+            damage=(*self._verify_mark(), *(one for _, report in found for one in report.damage)),
+            notes=(*notes, *(f"{name}: {note}" for name, report in found for note in report.notes)),
+        )
 
     def close(self) -> None:
         """Nothing is held open by the log itself; here for `with`."""
@@ -395,11 +434,6 @@ class Log:
         finally:
             topic.close()
 
-    def _has_lost_journal(self, name: str, incarnation: int) -> bool:
-        """Tell whether there is what only a topic has, without any journal file."""
-        folders = ("checkpoint", "data", "index", "sealed")
-        return any(self._storage.list(f"topics/{name}/{incarnation}/{each}") for each in folders)
-
     def _verify_mark(self) -> tuple[Damage, ...]:
         path = self._storage.locate(_MARK)
         try:
@@ -431,14 +465,24 @@ class _ClosingTopic:
         self._topic.close()
 
 
-def open_log(root: str | os.PathLike[str], *, create: bool = True) -> Log:
-    """Open the log at a path or address; make it if there is none and `create` is true."""
-    return Log(open_storage(root), create=create)
+def open_log(
+    root: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    storage: Mapping[str, str] | None = None,
+) -> Log:
+    """Open the log at a path or address; make it if there is none and `create` is true.
+
+    Args:
+        storage: options of the store's driver, such as credentials.
+    """
+    return Log(open_storage(root, storage), create=create)
 
 
-def _open_mark(storage: LocalStorage, *, create: bool) -> str:
+def _open_mark(storage: Storage, *, create: bool) -> str:
     data = storage.read(_MARK)
     if data is None:
+        storage.check_is_safe()
         if not create:
             raise LogNotFound(storage.root)
         foreign = [name for name in storage.list("") if name not in ("topics", "locks", "groups")]

@@ -24,8 +24,7 @@ from broker.arrow_message import SCHEMA as RECORD_SCHEMA
 from broker.errors import CorruptLog, LogError, MissingFile, OutcomeUnknown
 from broker.naming import new_name
 from broker.sealed import SealedFile
-from broker.storage import LocalStorage
-from broker.storage.local import translate
+from broker.storage import Storage
 
 SCHEMA = pa.schema(
     [
@@ -47,7 +46,7 @@ class SealedWriter:
     """Writes one file; `finish` makes it durable, `discard` removes it. Nobody sees it before."""
 
     def __init__(
-        self, storage: LocalStorage, directory: str, partition: int, start: int, *, born_ns: int
+        self, storage: Storage, directory: str, partition: int, start: int, *, born_ns: int
     ) -> None:
         """Args:
         born_ns: the time that the file's name begins with.
@@ -124,10 +123,8 @@ class SealedWriter:
         self._guard(lambda: self._writer.write_table(group, row_group_size=group.num_rows))
 
     def _guard(self, call: Callable[[], None]) -> None:
-        try:
+        with self._storage.guard(self._path):
             call()
-        except OSError as error:
-            raise translate(error, self._storage.locate(self._path)) from error
 
 
 class _Discarded(Exception):
@@ -140,7 +137,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _describe(storage: LocalStorage, path: str, file: SealedFile) -> SealedFile:
+def _describe(storage: Storage, path: str, file: SealedFile) -> SealedFile:
     """Read the file back for its checksums; a file that was not stored as it was fails here."""
     opened = storage.open_file(path)
     if opened is None:
@@ -162,7 +159,7 @@ def _describe(storage: LocalStorage, path: str, file: SealedFile) -> SealedFile:
 class SealedReader:
     """One sealed file, open. Its row groups are read one by one."""
 
-    def __init__(self, storage: LocalStorage, directory: str, file: SealedFile) -> None:
+    def __init__(self, storage: Storage, directory: str, file: SealedFile) -> None:
         self.file = file
         self.path = storage.locate(f"{directory}/sealed/{file.name}")
         opened = storage.open_file(f"{directory}/sealed/{file.name}")

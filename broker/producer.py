@@ -34,6 +34,7 @@ from broker.topic import Topic
 
 # Frames of a columnar batch, in units of batch_size: few and large, but small enough to hold some.
 _FRAME_BATCHES = 4
+_GATHER_BYTES = 16 << 20
 _EXIT_SECONDS = 10.0
 
 _open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -53,7 +54,17 @@ class Producer:
     What one thread sends to a partition keeps its order. A retry never duplicates.
     """
 
-    def __init__(self, open_topic: TopicOpener, options: ProducerOptions, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        open_topic: TopicOpener,
+        options: ProducerOptions,
+        keeper: Keeper,
+        *,
+        is_remote: bool = False,
+    ) -> None:
+        """Args:
+        is_remote: commits take tens of milliseconds, so more is gathered for each.
+        """
         self._options = options
         self._keeper = keeper
         self._serialize_key = options.key_serializer
@@ -63,6 +74,8 @@ class Producer:
             linger_ms=options.linger_ms,
             buffer_memory=options.buffer_memory,
             max_block_ms=options.max_block_ms,
+            # What waits must leave room for what comes meanwhile.
+            gather_bytes=min(_GATHER_BYTES, options.buffer_memory // 4) if is_remote else 0,
         )
         self._sender = Sender(open_topic, self._accumulator, options, keeper.look_after)
         self._writers = self._sender.writers

@@ -21,11 +21,9 @@ from broker.home import topic_home
 from broker.index import FileIndex, FrameColumns, FrameRef, TailIndex
 from broker.records import CREATE_TIME, LOG_APPEND_TIME, OffsetAndTimestamp, TopicPartition
 from broker.state import JournalFile, TopicState
-from broker.storage import AppendFile, LocalStorage
+from broker.storage import File, Storage
 from broker.topic import Topic
 
-# From here on mapping a file costs less than copying out of it.
-_MAP_BYTES_MIN = 1 << 17
 # Each may be mapped whole, which counts as memory of this process.
 _FILES_KEPT = 2
 _INDEXES_KEPT = 8
@@ -38,7 +36,7 @@ Found = TypeVar("Found")
 class TopicReader:
     """Reads one topic incarnation. For one thread at a time."""
 
-    def __init__(self, storage: LocalStorage, name: str, incarnation: int) -> None:
+    def __init__(self, storage: Storage, name: str, incarnation: int) -> None:
         self._storage = storage
         self._tail = TailIndex(())
         self._tail_file = 0
@@ -275,16 +273,18 @@ class TopicReader:
 class FrameFiles:
     """The files that frames are read from; a few stay open."""
 
-    def __init__(self, storage: LocalStorage) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._files: OrderedDict[str, AppendFile] = OrderedDict()
+        self._files: OrderedDict[str, File] = OrderedDict()
 
     def open_frame(self, ref: FrameRef, directory: str, path: str, offset: int) -> Fetched:
         """Return a frame's records from `offset` on. `path` is the journal file that names it."""
         if ref.flags & BY_REFERENCE:
             path = f"{directory}/data/{ref.file}"
         file = self._file(path)
-        batch = frames_of.decode(_read(file, ref), file.path, ref.byte_start)
+        batch = frames_of.decode(
+            file.buffer(ref.byte_start, ref.byte_length), file.path, ref.byte_start
+        )
         if batch.num_rows != ref.record_count:
             raise CorruptLog(file.path, ref.byte_start, "another frame is expected here")
         kind = CREATE_TIME
@@ -302,7 +302,7 @@ class FrameFiles:
             file.close()
         self._files.clear()
 
-    def _file(self, path: str) -> AppendFile:
+    def _file(self, path: str) -> File:
         file = self._files.get(path)
         if file is None:
             file = self._storage.open_file(path)
@@ -313,14 +313,6 @@ class FrameFiles:
         if len(self._files) > _FILES_KEPT:
             self._files.popitem(last=False)[1].close()
         return file
-
-
-def _read(file: AppendFile, ref: FrameRef) -> pa.Buffer:
-    """Return a frame's bytes: a copy of few, a mapping of many."""
-    end = ref.byte_start + ref.byte_length
-    if ref.byte_length >= _MAP_BYTES_MIN or file.mapped >= end:
-        return pa.py_buffer(file.map(end)).slice(ref.byte_start, ref.byte_length)
-    return pa.py_buffer(file.read(ref.byte_start, ref.byte_length))
 
 
 def _timestamps(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:

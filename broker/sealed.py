@@ -46,6 +46,14 @@ class SealedFile(NamedTuple):
     footer_crc: int
     crc: int
 
+    def records_in(self, start: int, end: int) -> int:
+        """Return how many records of [start, end) it has, without opening it.
+
+        True for a whole file, and wherever no offset is missing. Of a part of a file that was
+        compacted it is the most that there can be.
+        """
+        return min(self.record_count, max(0, min(end, self.end) - max(start, self.start)))
+
 
 class SealedFiles:
     """All sealed files of a topic. As they come from a checkpoint until somebody looks at them.

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 
 from broker.accumulator import Accumulator
+from broker.batch import Frame
 from broker.commit import NO_PRODUCER, Author
 from broker.config import ProducerOptions
+from broker.data_file import DataFile
 from broker.errors import (
     Closed,
     LogError,
@@ -29,6 +31,7 @@ from broker.topic import Topic
 TopicOpener = Callable[[str], Topic]
 
 _PAUSE_SECONDS = 0.05
+_BY_REFERENCE_BYTES_MIN = 1 << 20
 
 
 class TopicWriter:
@@ -94,6 +97,27 @@ class TopicWriter:
         self.codec: str = (
             (self._options.compression_type or "none") if codec == "producer" else codec
         )
+
+
+def _by_reference(topic: Topic, frames: Placed) -> Placed:
+    """Write large frames to a file of their own, where commits are objects that are merged later.
+
+    What is in that file is written once; what is in the commit itself is written again then.
+    """
+    size = sum(frame.byte_length for _, frame in frames if isinstance(frame, Frame))
+    if not topic.storage.is_remote or size < _BY_REFERENCE_BYTES_MIN:
+        return frames
+    file = DataFile(topic.storage, topic.directory)
+    try:
+        placed: Placed = [
+            (partition, file.add(frame) if isinstance(frame, Frame) else frame)
+            for partition, frame in frames
+        ]
+        file.finish()
+    except BaseException:
+        file.discard()
+        raise
+    return placed
 
 
 class Sender:
@@ -176,7 +200,7 @@ class Sender:
             if not frames:
                 unit.succeed(Appended(b"", time.time_ns() // 1_000_000, -1), False)
                 return
-            appended = self._commit(writer, frames, deadline)
+            appended = self._commit(writer, _by_reference(writer.topic, frames), deadline)
         except UnknownTopic as error:
             self._forget(unit.topic)
             self._fail(unit, error)

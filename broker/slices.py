@@ -23,7 +23,7 @@ from broker.reader import FrameFiles, TopicReader, offset_at
 from broker.records import TopicPartition
 from broker.sealed import SealedFile
 from broker.state import JournalFile
-from broker.storage import LocalStorage, open_storage
+from broker.storage import Storage, open_storage
 
 _INDEXES_KEPT = 4
 _FETCH_BYTES = 8 << 20
@@ -45,8 +45,15 @@ class FileSlice:
     frames: tuple[FrameRef, ...] = ()
 
     @property
-    def record_count(self) -> int:
+    def offset_count(self) -> int:
         return self.end - self.start
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are; the most there can be in a part of a compacted file."""
+        if isinstance(self.file, SealedFile):
+            return self.file.records_in(self.start, self.end)
+        return self.offset_count
 
 
 class SliceBatch(NamedTuple):
@@ -164,9 +171,9 @@ def _cut(
 def _cut_sealed(
     piece: FileSlice, reader: TopicReader, bytes_max: int, records_max: int
 ) -> tuple[FileSlice, FileSlice | None]:
-    """Take the front of a slice of a sealed file; its records are taken to be of like size."""
+    """Take the front of a slice of a sealed file; its bytes are taken to be spread evenly."""
     assert isinstance(piece.file, SealedFile)
-    fitting = piece.record_count * bytes_max // piece.byte_count
+    fitting = piece.offset_count * bytes_max // piece.byte_count
     middle = piece.start + max(1, min(fitting, records_max))
     if middle >= piece.end:
         return piece, None
@@ -194,13 +201,18 @@ def name_frames(tasks: list[list[FileSlice]], reader: TopicReader) -> list[list[
     return named
 
 
-def read(root: str, slices: Sequence[FileSlice]) -> Iterator[SliceBatch]:
+def read(
+    root: str, slices: Sequence[FileSlice], options: Mapping[str, str] | None = None
+) -> Iterator[SliceBatch]:
     """Open the records of slices, frame by frame or row group by row group.
 
     A plan may be old: records that were sealed, merged or compacted since are read from where they
     are now.
+
+    Args:
+        options: of the store's driver.
     """
-    storage = open_storage(root)
+    storage = open_storage(root, options)
     for piece in slices:
         offset = piece.start
         try:
@@ -211,7 +223,7 @@ def read(root: str, slices: Sequence[FileSlice]) -> Iterator[SliceBatch]:
             yield from _read_elsewhere(storage, piece, offset)
 
 
-def _read_slice(storage: LocalStorage, piece: FileSlice) -> Iterator[tuple[SliceBatch, int]]:
+def _read_slice(storage: Storage, piece: FileSlice) -> Iterator[tuple[SliceBatch, int]]:
     """Yield batches, and the offset behind each."""
     directory = f"topics/{piece.topic}/{piece.incarnation}"
     if isinstance(piece.file, SealedFile):
@@ -231,7 +243,7 @@ def _read_slice(storage: LocalStorage, piece: FileSlice) -> Iterator[tuple[Slice
 
 
 def _read_frames(
-    storage: LocalStorage, files: FrameFiles, directory: str, piece: FileSlice
+    storage: Storage, files: FrameFiles, directory: str, piece: FileSlice
 ) -> Iterator[Fetched]:
     path = f"{directory}/journal/{piece.file[0]:020d}.log"
     offset = piece.start
@@ -246,7 +258,7 @@ def _read_frames(
         raise CorruptLog(storage.locate(path), 0, f"offset {offset} is missing")
 
 
-def _read_elsewhere(storage: LocalStorage, piece: FileSlice, offset: int) -> Iterator[SliceBatch]:
+def _read_elsewhere(storage: Storage, piece: FileSlice, offset: int) -> Iterator[SliceBatch]:
     """Ask the log of now where the rest of a slice is."""
     reader = TopicReader(storage, piece.topic, piece.incarnation)
     try:
@@ -277,7 +289,7 @@ def _batch(piece: FileSlice, fetched: Fetched) -> SliceBatch:
     )
 
 
-def _frames(storage: LocalStorage, directory: str, piece: FileSlice) -> Iterator[FrameRef]:
+def _frames(storage: Storage, directory: str, piece: FileSlice) -> Iterator[FrameRef]:
     columns = _index(storage, directory, piece).partition(piece.partition)
     for row in range(columns.find(piece.start), len(columns)):
         if columns.base[row] >= piece.end:
@@ -289,7 +301,7 @@ def _frames(storage: LocalStorage, directory: str, piece: FileSlice) -> Iterator
 _indexes: OrderedDict[tuple[str, str, int, int], FileIndex] = OrderedDict()
 
 
-def _index(storage: LocalStorage, directory: str, piece: FileSlice) -> FileIndex:
+def _index(storage: Storage, directory: str, piece: FileSlice) -> FileIndex:
     assert isinstance(piece.file, JournalFile)
     key = storage.root, directory, piece.file.first_number, piece.file.end_number
     found = _indexes.get(key)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from broker.errors import UnknownPartition, UnknownTopic
 from broker.reader import TopicReader
 from broker.records import TopicPartition
-from broker.storage import LocalStorage
+from broker.storage import Storage
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Catalog:
     """What a consumer needs of the log: its files, its topics, and readers for them."""
 
-    storage: LocalStorage
+    storage: Storage
     topic_names: Callable[[], list[str]]
     open_reader: Callable[[str], TopicReader]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import google_crc32c
 
 from broker.errors import OutcomeUnknown, StorageError
-from broker.storage import LocalStorage
+from broker.storage import Storage
 from broker.storage.local import closing_file
 
 _LAYOUT = struct.Struct("<QQ40s")
@@ -39,11 +39,11 @@ class Synced:
         body = _LAYOUT.pack(self.file_number, self.position, self.boot_id.encode())
         return _PREFIX.pack(_MAGIC, google_crc32c.value(body)) + body
 
-    def write(self, storage: LocalStorage, directory: str) -> None:
+    def write(self, storage: Storage, directory: str) -> None:
         storage.overwrite(f"{directory}/synced", self.encode())
 
     @classmethod
-    def read(cls, storage: LocalStorage, directory: str) -> Synced | None:
+    def read(cls, storage: Storage, directory: str) -> Synced | None:
         data = storage.read(f"{directory}/synced")
         if data is None or len(data) != _PREFIX.size + _LAYOUT.size:
             return None
@@ -61,7 +61,7 @@ class Syncer:
     One caller syncs for all that wait: whoever finds the place synced already returns at once.
     """
 
-    def __init__(self, storage: LocalStorage, directory: str) -> None:
+    def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self._directory = directory
         self._mutex = threading.Lock()
@@ -75,6 +75,8 @@ class Syncer:
             OutcomeUnknown: a sync failed. The kernel drops what it could not write, so a later
                 sync proves nothing: from then on this always fails.
         """
+        if self._storage.is_remote:
+            return
         with self._mutex:
             if self._failure is not None:
                 raise self._failure

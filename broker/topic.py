@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -9,14 +10,20 @@ from broker import checkpoint, index
 from broker.batch import Frame
 from broker.commit import Author, Commit, FramePlace, Kind, Placeable, pack, pack_one
 from broker.errors import AlreadyExists as NameTaken
-from broker.errors import InvalidRecord, OffsetOutOfRange, TopicExists, UnknownPartition
+from broker.errors import Conflict, InvalidRecord, OffsetOutOfRange, TopicExists, UnknownPartition
 from broker.home import remove_deleted, topic_home
-from broker.ledger import Appended, CompleteFile, Ledger, new_token
+from broker.ledger import (
+    REMOTE_CHECKPOINT_COMMITS,
+    Appended,
+    CompleteFile,
+    Ledger,
+    new_token,
+)
 from broker.naming import may_be_named
 from broker.records import TopicPartition
 from broker.sealed import SealedFile, fits
 from broker.state import TopicState
-from broker.storage import LocalStorage
+from broker.storage import Storage
 from broker.synced import Synced
 
 LOG_APPEND_TIME = "LogAppendTime"
@@ -37,7 +44,7 @@ class Topic(Ledger[TopicState]):
 
     def __init__(
         self,
-        storage: LocalStorage,
+        storage: Storage,
         name: str,
         incarnation: int,
         *,
@@ -65,22 +72,29 @@ class Topic(Ledger[TopicState]):
             LockTimeout, DiskFull, UnknownTopic, UnknownPartition, ...: nothing was written.
             OutcomeUnknown: it may have been written; repeat it with the same author.
         """
-        self._lock(timeout_ms)
-        try:
-            state = self.state
-            if author.producer_id and (table := state.repeated(author)) is not None:
-                last = state.producers[author.producer_id]
-                appended = Appended(table, last.time, -1)
-            elif transaction is not None and (done := state.finished(*transaction)) is not None:
-                appended = Appended(done.table, done.time, -1)
-            else:
-                details = None if transaction is None else {"transaction": transaction}
-                appended = self._append(frames, author, details)
-                if state.position >= self._file_bytes_max:
-                    self._roll_if_possible()
-            place = state.file_number, state.position
-        finally:
-            self._unlock()
+        begun, tries = time.monotonic(), 0
+        while True:
+            # As `_attempt`, without a function for each of the most common commits.
+            self._lock(timeout_ms)
+            try:
+                state = self.state
+                if author.producer_id and (table := state.repeated(author)) is not None:
+                    last = state.producers[author.producer_id]
+                    appended = Appended(table, last.time, -1)
+                elif transaction is not None and (done := state.finished(*transaction)) is not None:
+                    appended = Appended(done.table, done.time, -1)
+                else:
+                    details = None if transaction is None else {"transaction": transaction}
+                    appended = self._append(frames, author, details)
+                    if self._is_file_full:
+                        self._roll_if_possible()
+                place = state.file_number, state.position
+                break
+            except Conflict:
+                tries += 1
+            finally:
+                self._unlock()
+            self.give_way(tries, begun, timeout_ms)
         if durable:
             self._syncer.through(*place)
         if appended.number % self._checkpoint_commits == 0:
@@ -89,15 +103,15 @@ class Topic(Ledger[TopicState]):
 
     def fence(self, producer_id: int, *, timeout_ms: int = 30_000) -> Author:
         """Take over a transactional id: an empty commit of a higher epoch."""
-        self._lock(timeout_ms)
-        try:
-            last = self.state.producers.get(producer_id)
+
+        def act(state: TopicState) -> Author:
+            last = state.producers.get(producer_id)
             epoch = 0 if last is None else last.epoch + 1
             author = Author(new_token(), producer_id, 0, epoch, is_transactional=True)
             self._commit(Kind.APPEND, author)
             return author
-        finally:
-            self._unlock()
+
+        return self._attempt(act, timeout_ms)
 
     def configure(
         self, config: dict[str, Any] | None = None, partitions: int | None = None
@@ -145,34 +159,31 @@ class Topic(Ledger[TopicState]):
         Returns:
             False if the state has changed so that they no longer fit; then nothing was committed.
         """
-        self._lock()
-        try:
-            policy = self.state.settings["cleanup.policy"]
+
+        def act(state: TopicState) -> tuple[int, int] | None:
+            policy = state.settings["cleanup.policy"]
             if (
-                not fits(self.state, added, removed)
+                not fits(state, added, removed)
                 or not self._may_name(file.name for file in added)
                 or (cleaned and "compact" not in policy)
             ):
-                return False
+                return None
             details: dict[str, Any] = {"added": [list(file) for file in added]}
             if removed:
                 details["removed"] = list(removed)
             if cleaned:
                 details["cleaned"] = {str(number): end for number, end in cleaned.items()}
             self._commit(Kind.SEAL, Author(new_token()), details=details)
-            place = self.state.file_number, self.state.position
-        finally:
-            self._unlock()
-        self._syncer.through(*place)
-        return True
+            return state.file_number, state.position
+
+        place = self._attempt(act)
+        if place is not None:
+            self._syncer.through(*place)
+        return place is not None
 
     def end_file(self) -> None:
         """Begin a new journal file, so that the present one can be sealed."""
-        self._lock()
-        try:
-            self._roll()
-        finally:
-            self._unlock()
+        self._attempt(lambda state: self._roll())
         self.finish_background_work()
 
     def trim(self, before: int) -> None:
@@ -225,8 +236,7 @@ class Topic(Ledger[TopicState]):
             author, self.incarnation, number, state.position, now, partition,
             state.ends[partition], frame, self._is_log_append,
         )  # fmt: skip
-        self._is_stale = True
-        self.journal.append(parts, length)
+        self._write_commit(parts, length)
         state.apply_one(author, partition, frame.record_count, newest, now, length, table)
         self._is_stale = False
         return Appended(table, now, number)
@@ -264,7 +274,8 @@ class Topic(Ledger[TopicState]):
     @property
     def _checkpoint_commits(self) -> int:
         count: int = self.state.settings["checkpoint.commits"]
-        return count
+        # Each commit after a checkpoint is a request for everybody who opens the topic there.
+        return min(count, REMOTE_CHECKPOINT_COMMITS) if self.storage.is_remote else count
 
     def _before_end_of_file(self) -> None:
         forgotten = self.state.expired_producers(self._clock() // 1_000_000)
@@ -293,7 +304,7 @@ class Topic(Ledger[TopicState]):
 
 
 def create(
-    storage: LocalStorage, name: str, incarnation: int, *, partitions: int, config: dict[str, Any]
+    storage: Storage, name: str, incarnation: int, *, partitions: int, config: dict[str, Any]
 ) -> None:
     """Make a topic by its first commit: from then on it exists, whole."""
     directory = topic_home(name, incarnation).directory
@@ -312,6 +323,6 @@ def create(
     except NameTaken:
         pass
     try:
-        storage.create(f"{directory}/journal/{0:020d}.log", b"".join(parts))
+        storage.create_appended(f"{directory}/journal/{0:020d}.log", b"".join(parts))
     except NameTaken:
         raise TopicExists(name) from None

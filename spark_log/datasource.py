@@ -46,6 +46,7 @@ class LogDataSource(Shipped, DataSource):
     | `startingOffsetsByTimestampStrategy` | error | if no record is as late: error or latest |
     | `endingOffsets`, `endingTimestamp`, `endingOffsetsByTimestamp` | latest | batch only |
     | `groupId` | | a streaming query publishes its position to this consumer group |
+    | `metricsPort` | | a streaming query serves its metrics there, in Prometheus' form |
     | `failOnDataLoss` | true | false: go on, with a warning that names the offsets that are gone |
     | `includeHeaders` | false | |
     | `maxOffsetsPerTrigger`, `maxBytesPerTrigger` | | how much one micro-batch reads, about |
@@ -70,6 +71,16 @@ class LogDataSource(Shipped, DataSource):
       query with an error that names them; it never goes on in silence.
     - Each micro-batch is written exactly once. A batch write is written exactly once if it is
       given `txnAppId` and `txnVersion`; without them a job that is run twice writes twice.
+
+    Positions and metrics of a streaming query:
+    - A position is published to `groupId` when Spark next asks what there is to read: after each
+      batch, and when idle. `Trigger.Once` never asks again after its one batch, and tells a Python
+      source nothing of its success, so its last position is published by the next run. Use
+      `Trigger.AvailableNow`, which asks.
+    - Spark has no metrics of Python sources in a query's progress. `metricsPort` serves them from
+      the source's process on the driver: batches, tasks, records and bytes planned, the time that
+      took, losses, publications, and the lag in records. One port serves one query; 0 takes any
+      that is free, and a warning tells which.
 
     >>> orders = spark.readStream.format("log").option("subscribe", "orders").load("/data/log")
     >>> query = (orders.writeStream.format("log").option("topic", "copies")
@@ -100,7 +111,7 @@ class LogDataSource(Shipped, DataSource):
         return make_stream_writer(sql_table.restore(schema, self.options), schema, overwrite)
 
     def _schema(self, options: ReadOptions) -> StructType:
-        log = broker.open(options.path, create=False)
+        log = broker.open(options.path, create=False, storage=options.storage)
         TopicSet(log, options.selection).check()
         if options.group_id is not None:
             log.group_positions(options.group_id)  # Its name may be one that no group can have.

@@ -7,8 +7,8 @@ What it does not hold any more is named offset by offset; whoever called decides
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from broker import LogError
 from spark_log.offsets import LogOffset, TopicOffset
@@ -22,20 +22,30 @@ _MADE_AGAIN = "are gone: the topic was deleted and made again"
 _NOT_READ = "will not be read: the query does not select this partition any more"
 _LOST_UNREAD = "were lost in a power cut before they were read"
 _LOST_READ = (
-    "were read by this query and then lost in a power cut; the log has given, or will give, the "
-    "same offsets to other records, and reading goes on with those"
+    "were read by this query, or the group it starts from, and then lost in a power cut; the log "
+    "has given, or will give, the same offsets to other records, and reading goes on with those"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Offsets [start, end) of a partition that cannot be read. No end: all from `start` on."""
+    """Offsets [start, end) of a partition that cannot be read. No end: all from `start` on.
+
+    Incarnation and epoch tell it from the loss of other records that had the same offsets.
+    """
 
     topic: str
     partition: int
     start: int
     end: int | None
     reason: str
+    incarnation: int | None = None
+    epoch: int = 0
+
+    @property
+    def kind(self) -> tuple[str, int, str, int | None, int]:
+        """All but the offsets."""
+        return self.topic, self.partition, self.reason, self.incarnation, self.epoch
 
     def __str__(self) -> str:
         if self.end is None:
@@ -59,17 +69,41 @@ class DataLoss(LogError):
 
 
 def report(losses: Sequence[Loss], *, fail: bool, known: set[Loss]) -> None:
-    """Fail because of losses, or say once what they are."""
+    """Fail because of losses, or say once what they are: of those said before, only what is new."""
     if losses and fail:
         raise DataLoss(losses)
-    new = [loss for loss in losses if loss not in known]
+    new = [rest for loss in losses if (rest := _without(loss, known)) is not None]
     known.update(new)
     if new:
         logger.warning("data loss, and failOnDataLoss=false: %s", describe(new))
 
 
 def describe(losses: Sequence[Loss]) -> str:
-    return "; ".join(map(str, losses))
+    return "; ".join(map(str, merge(losses)))
+
+
+def merge(losses: Iterable[Loss]) -> list[Loss]:
+    """Make one of losses that follow each other, as those of a partition's files do."""
+    merged: list[Loss] = []
+    for loss in losses:
+        place = next((at for at, one in enumerate(merged)
+                      if one.kind == loss.kind and one.end == loss.start), None)  # fmt: skip
+        if place is None:
+            merged.append(loss)
+        else:
+            merged[place] = replace(merged[place], end=loss.end)
+    return merged
+
+
+def _without(loss: Loss, known: Iterable[Loss]) -> Loss | None:
+    """Return what of a loss lies behind those that are known; None if nothing does."""
+    start = loss.start
+    for one in sorted((one for one in known if one.kind == loss.kind), key=lambda one: one.start):
+        if one.start <= start and one.end is None:
+            return None
+        if one.end is not None and one.start <= start < one.end:
+            start = one.end
+    return replace(loss, start=start) if loss.end is None or start < loss.end else None
 
 
 @dataclass(slots=True)
@@ -80,7 +114,7 @@ class Ranges:
     losses: list[Loss] = field(default_factory=list)
 
     @property
-    def record_count(self) -> int:
+    def offset_count(self) -> int:
         return sum(end - start for _, _, start, end in self)
 
     def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
@@ -107,7 +141,8 @@ def between(
 
 
 def _from(name: str, partition: int, topic: TopicOffset, reason: str) -> Loss:
-    return Loss(name, partition, topic.positions[partition], None, reason)
+    start = topic.positions[partition]
+    return Loss(name, partition, start, None, reason, topic.incarnation, topic.epoch)
 
 
 def _topic_between(
@@ -125,7 +160,9 @@ def _topic_between(
         if view is None or _differ(end.incarnation, view.incarnation):
             if begin < stop:
                 reason = DELETED if view is None else _MADE_AGAIN
-                ranges.losses.append(Loss(name, partition, begin, stop, reason))
+                ranges.losses.append(
+                    Loss(name, partition, begin, stop, reason, end.incarnation, end.epoch)
+                )
             continue
         epochs = (view.epoch if start is None else start.epoch, end.epoch)
         begin, stop = _held(view, partition, begin, stop, epochs, ranges.losses)
@@ -141,25 +178,33 @@ def _held(
     losses: list[Loss],
 ) -> tuple[int, int]:
     """Return the part of [begin, stop) that the log holds, and note the rest."""
+
+    def lose(start: int, end: int, reason: str, epoch: int) -> None:
+        losses.append(Loss(view.name, partition, start, end, reason, view.incarnation, epoch))
+
     if partition not in view.bounds:
-        losses.append(Loss(view.name, partition, begin, stop, _NOT_READ))
+        lose(begin, stop, _NOT_READ, epochs[1])
         return begin, begin
     low, _high = view.bounds[partition]
-    begin_end = view.end_of_epoch(epochs[0], partition)
     stop_end = view.end_of_epoch(epochs[1], partition)
-    if begin > begin_end:
-        losses.append(Loss(view.name, partition, begin_end, begin, _LOST_READ))
-        begin = begin_end
+    begin = survived(view, partition, begin, epochs[0], losses)
     if stop > stop_end:
         if begin < stop:
-            first = max(begin, stop_end)
-            losses.append(Loss(view.name, partition, first, stop, _LOST_UNREAD))
+            lose(max(begin, stop_end), stop, _LOST_UNREAD, epochs[1])
         stop = stop_end
     if begin < low:
         if begin < stop:
-            losses.append(Loss(view.name, partition, begin, min(low, stop), REMOVED))
+            lose(begin, min(low, stop), REMOVED, epochs[1])
         begin = min(low, stop) if begin < stop else begin
     return begin, stop
+
+
+def survived(view: TopicView, partition: int, at: int, epoch: int, losses: list[Loss]) -> int:
+    """Return how far what was read up to `at` in `epoch` is still there, and note the rest."""
+    end = view.end_of_epoch(epoch, partition)
+    if at > end:
+        losses.append(Loss(view.name, partition, end, at, _LOST_READ, view.incarnation, epoch))
+    return min(at, end)
 
 
 def _differ(one: int | None, other: int | None) -> bool:

@@ -7,7 +7,7 @@ must see the log's files, as they must for any read.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,28 +26,37 @@ from spark_log.shipping import Shipped
 _RESULT = pa.schema([("part", pa.int64()), ("written", pa.binary())])
 
 
-def maintain(spark: Any, root: str, topic: str, *, seal: bool = False) -> TopicMaintenance:
+def maintain(
+    spark: Any,
+    root: str,
+    topic: str,
+    *,
+    seal: bool = False,
+    storage: Mapping[str, str] | None = None,
+) -> TopicMaintenance:
     """Do what is due for a topic, once: retention, sealing, compaction, the table, garbage.
 
     Args:
         spark: a session, classic or of Spark Connect.
         root: where the log is.
         seal: seal everything that is committed now, due or not.
+        storage: options of the store's driver, such as credentials.
 
     Returns:
         What was done; `is_held` if somebody else is at it.
     """
-    log = broker.open(root, create=False)
-    (done,) = log.maintain(topic, seal=seal, write=_SparkWriter(spark, log.root))
+    log = broker.open(root, create=False, storage=storage)
+    (done,) = log.maintain(topic, seal=seal, write=_SparkWriter(spark, log.root, storage or {}))
     return done
 
 
 class _SparkWriter:
     """Writes units of work by a Spark job of one task for each part of them."""
 
-    def __init__(self, spark: Any, root: str) -> None:
+    def __init__(self, spark: Any, root: str, storage: Mapping[str, str]) -> None:
         self._spark = spark
         self._root = root
+        self._storage = dict(storage)
 
     def __call__(
         self, reader: TopicReader, units: Sequence[MaintenanceUnit], progress: Progress
@@ -57,7 +66,7 @@ class _SparkWriter:
             return
         count = sum(broker.count_of_unit(unit) for unit in units)
         progress.begin(f"writing {reader.topic.name} in {len(parts)} tasks", count)
-        place = self._root, reader.topic.name, reader.topic.incarnation
+        place = self._root, self._storage, reader.topic.name, reader.topic.incarnation
         written = self._run(_Task(place, [part for _, part in parts]), len(parts))
         progress.advance(count)
         for unit in units:
@@ -83,8 +92,10 @@ def _together(parts: list[Written]) -> Written:
 class _Task(Shipped):
     """What an executor does: write the parts whose numbers it is given."""
 
-    def __init__(self, place: tuple[str, str, int], parts: list[MaintenanceUnit]) -> None:
-        self.place = place  # Root, topic and incarnation.
+    def __init__(
+        self, place: tuple[str, dict[str, str], str, int], parts: list[MaintenanceUnit]
+    ) -> None:
+        self.place = place  # Root, options of the store, topic and incarnation.
         self.parts = parts
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -30,6 +30,7 @@ READ_OPTIONS = (
     "maxOffsetsPerTrigger",
     "maxRecordsPerPartition",
     "maxTriggerDelay",
+    "metricsPort",
     "minOffsetsPerTrigger",
     "minPartitions",
     "startingOffsets",
@@ -59,6 +60,8 @@ _KAFKA_OPTIONS = (
     "partition.metadata.cache.ttl.ms",
 )
 _KAFKA_PREFIX = "kafka."
+# Options of the store's driver: credentials, addresses.
+_STORAGE_PREFIX = "storage."
 _CANONICAL = {
     name.lower(): name
     for name in (*READ_OPTIONS, *WRITE_OPTIONS, *_COMMON_OPTIONS, *_KAFKA_OPTIONS)
@@ -83,6 +86,7 @@ _UNIT_MS = {
     "d": 86_400_000,
 }  # fmt: skip
 _TRIGGER_DELAY_MS = 15 * 60_000
+_PORT_MAX = 65_535
 
 Offsets = dict[str, dict[int, int]]
 
@@ -99,7 +103,11 @@ class OptionText:
         self._given = {name.lower(): value for name, value in options.items()}
         for name in self._given:
             # Before any value is looked at: what seems to be missing may be misspelt.
-            if name not in _CANONICAL and not _is_kafkas(name):
+            if (
+                name not in _CANONICAL
+                and not _is_kafkas(name)
+                and not name.startswith(_STORAGE_PREFIX)
+            ):
                 raise unknown_option(name)
         for name in (*others, *_COMMON_OPTIONS):
             if name.lower() not in ("path", "paths"):
@@ -135,7 +143,12 @@ class OptionText:
             )
         return _FILE.sub("file:///", path)
 
-    def integer(self, name: str, *, at_least: int = 1) -> int | None:
+    def storage(self) -> dict[str, str]:
+        """Return what the store's driver is told."""
+        names = [name for name in self._given if name.startswith(_STORAGE_PREFIX)]
+        return {name[len(_STORAGE_PREFIX) :]: self._given.pop(name) for name in names}
+
+    def integer(self, name: str, *, at_least: int = 1, at_most: int | None = None) -> int | None:
         text = self.text(name)
         if text is None:
             return None
@@ -146,6 +159,8 @@ class OptionText:
         if number < at_least:
             kind = "positive" if at_least == 1 else f"at least {at_least}"
             raise InvalidOption(f"{name} must be {kind}, got {text!r}")
+        if at_most is not None and number > at_most:
+            raise InvalidOption(f"{name} must be at most {at_most}, got {text!r}")
         return number
 
     def boolean(self, name: str, *, default: bool) -> bool:
@@ -261,6 +276,8 @@ class ReadOptions:
     records_per_task_max: int | None
     group_id: str | None
     starting_fallback: str | None
+    metrics_port: int | None
+    storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -284,6 +301,8 @@ class ReadOptions:
             records_per_task_max=given.integer("maxRecordsPerPartition"),
             group_id=given.name("groupId"),
             starting_fallback=_fallback(given),
+            metrics_port=given.integer("metricsPort", at_least=0, at_most=_PORT_MAX),
+            storage=given.storage(),
         )
         given.warn_of_leftovers()
         parsed._check_limits()
@@ -305,6 +324,8 @@ class ReadOptions:
 
     def check_batch(self) -> None:
         """Refuse what only a streaming read can have."""
+        if self.metrics_port is not None:
+            raise InvalidOption("metricsPort is for streaming queries; remove it from a batch read")
         _check_batch_edge(self.starting, LATEST, OFFSET_LATEST, "starting offset")
         _check_batch_edge(self.ending, EARLIEST, OFFSET_EARLIEST, "ending offset")
         if self.starting is None or self.ending is None:

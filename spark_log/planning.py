@@ -44,10 +44,10 @@ class Sizing:
     task_count_min: int | None = None
     records_max: int | None = None
 
-    def task_count(self, record_count: int) -> int:
-        """Return how many tasks are wanted: none of them without a record."""
-        by_records = 1 if self.records_max is None else -(-record_count // self.records_max)
-        return min(record_count, max(1, self.task_count_min or 1, by_records))
+    def task_count(self, offset_count: int) -> int:
+        """Return how many tasks are wanted: none of them without an offset."""
+        by_records = 1 if self.records_max is None else -(-offset_count // self.records_max)
+        return min(offset_count, max(1, self.task_count_min or 1, by_records))
 
 
 def plan(ranges: Ranges, views: Views, sizing: Sizing, cores: int) -> list[Task]:
@@ -59,7 +59,7 @@ def plan(ranges: Ranges, views: Views, sizing: Sizing, cores: int) -> list[Task]
     }
     byte_count = sum(piece.byte_count for pieces in slices.values() for piece in pieces)
     count = task_count(byte_count, cores)
-    wished = sizing.task_count(ranges.record_count)
+    wished = sizing.task_count(ranges.offset_count)
     if wished > count or sizing.records_max is not None:
         return _split_evenly(ranges, views, max(wished, count))
     share = max(1, -(-byte_count // count))
@@ -89,8 +89,8 @@ def _merge(tasks: list[Task], bytes_max: int) -> list[Task]:
 
 
 def _split_evenly(ranges: Ranges, views: Views, count: int) -> list[Task]:
-    """Return just so many tasks, each with as many records as the others, or one more."""
-    count = min(count, ranges.record_count)
+    """Return just so many tasks, each with as many offsets as the others, or one more."""
+    count = min(count, ranges.offset_count)
     tasks: list[Task] = [[] for _ in range(count)]
     parts = _cut_evenly(ranges, count)
     for name in ranges.found:
@@ -102,8 +102,8 @@ def _split_evenly(ranges: Ranges, views: Views, count: int) -> list[Task]:
 
 
 def _cut_evenly(ranges: Ranges, count: int) -> list[dict[str, dict[int, tuple[int, int]]]]:
-    """Lay the ranges end to end and cut that into parts of like numbers of records."""
-    total = ranges.record_count
+    """Lay the ranges end to end and cut that into parts of like numbers of offsets."""
+    total = ranges.offset_count
     cuts = [total * number // count for number in range(count + 1)]
     parts: list[dict[str, dict[int, tuple[int, int]]]] = [{} for _ in range(count)]
     at = 0
@@ -144,7 +144,7 @@ def limit_bytes(ranges: Ranges, views: Views, limit: int) -> Ranges:
         slices = {name: broker.plan_slices(views[name].reader, wanted)
                   for name, wanted in front.found.items()}  # fmt: skip
         total = sum(piece.byte_count for pieces in slices.values() for piece in pieces)
-        if total >= limit or front.record_count >= ranges.record_count:
+        if total >= limit or front.offset_count >= ranges.offset_count:
             break
         window *= 4
     if total <= limit:
@@ -154,35 +154,35 @@ def limit_bytes(ranges: Ranges, views: Views, limit: int) -> Ranges:
         for partition in front.found[name]:
             own = [piece for piece in pieces if piece.partition == partition]
             room = limit * sum(piece.byte_count for piece in own) // total
-            taken[name, partition] = _records_in(own, views[name].reader, room)
+            taken[name, partition] = _offsets_in(own, views[name].reader, room)
     return _cut(front, taken)
 
 
-def _records_in(slices: list[FileSlice], reader: TopicReader, room: int) -> int:
-    """Return how many records from the front lie in `room` bytes: at least one if there are any."""
+def _offsets_in(slices: list[FileSlice], reader: TopicReader, room: int) -> int:
+    """Return how many offsets from the front lie in `room` bytes: at least one if there are any."""
     count = 0
     for piece in slices:
         if piece.byte_count > room:
-            return max(count + _records_in_one(piece, reader, room), 1)
+            return max(count + _offsets_in_one(piece, reader, room), 1)
         room -= piece.byte_count
-        count += piece.record_count
+        count += piece.offset_count
     return count
 
 
-def _records_in_one(piece: FileSlice, reader: TopicReader, room: int) -> int:
-    """Return how many records of one slice lie in `room` bytes, by frames and within the first."""
+def _offsets_in_one(piece: FileSlice, reader: TopicReader, room: int) -> int:
+    """Return how many offsets of one slice lie in `room` bytes, by frames and within the first."""
     if room <= 0:
         return 0
     parts = broker.pack_slices([piece], reader, task_count=-(-piece.byte_count // room))
     first = parts[0][0]
     if first.byte_count <= room:
-        return first.record_count
+        return first.offset_count
     (named,) = broker.pack_slices([first], reader, task_count=1)
     if not named[0].frames:
         return 0  # One record of a sealed file, larger than the room.
     # One frame, perhaps read in part before: records of it are taken to be of like size.
     frame = named[0].frames[0]
-    return min(first.record_count, frame.record_count * room // frame.byte_length)
+    return min(first.offset_count, frame.record_count * room // frame.byte_length)
 
 
 def _cut(ranges: Ranges, counts: dict[Place, int]) -> Ranges:

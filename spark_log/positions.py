@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker import InvalidOption, TopicPartition
+from broker import InvalidOption, Position, TopicPartition
+from spark_log.losses import Loss, survived
 from spark_log.options import (
     EARLIEST,
     LATEST,
@@ -32,21 +33,33 @@ def find(edge: Edge, views: Views, *, latest_if_no_time: bool) -> Offsets:
     }
 
 
-def find_of_group(held: Mapping[TopicPartition, int], views: Views, *, fallback: str) -> Offsets:
-    """Return where a consumer group is.
+def find_of_group(
+    held: Mapping[TopicPartition, Position], views: Views, *, fallback: str
+) -> tuple[Offsets, list[Loss]]:
+    """Return where a consumer group is, in the topics of today, and what it had read and is gone.
 
     In a topic in which it has no position at all, that is `fallback`. In another, a partition
     without a position was added since, and is read from its first record.
     """
-    known = {place.topic for place in held}
-    return {
-        name: {
-            number: held.get(TopicPartition(name, number), end if is_at_end else start)
-            for number, (start, end) in view.bounds.items()
-        }
-        for name, view in views.items()
-        for is_at_end in [fallback == LATEST and name not in known]
+    held = {
+        place: position
+        for place, position in held.items()
+        if place.topic in views and views[place.topic].incarnation == position.incarnation
     }
+    known = {place.topic for place in held}
+    found: dict[str, dict[int, int]] = {}
+    losses: list[Loss] = []
+    for name, view in views.items():
+        is_at_end = fallback == LATEST and name not in known
+        found[name] = {}
+        for number, (start, end) in view.bounds.items():
+            position = held.get(TopicPartition(name, number))
+            if position is None:
+                found[name][number] = end if is_at_end else start
+            else:
+                at, epoch = position.offset, position.epoch
+                found[name][number] = survived(view, number, at, epoch, losses)
+    return found, losses
 
 
 def _find_one(edge: Edge, view: TopicView, partition: int, latest_if_no_time: bool) -> int:

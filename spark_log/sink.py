@@ -56,7 +56,7 @@ def make_stream_writer(
 
 def _check(options: WriteOptions, schema: StructType) -> tuple[WriteOptions, WriteColumns]:
     columns = WriteColumns.find(schema, has_topic_option=options.topic is not None)
-    log = broker.open(options.path, create=False)
+    log = broker.open(options.path, create=False, storage=options.storage)
     if options.topic is not None:
         ensure_topic(log, options.topic, options)
     return options, columns
@@ -92,7 +92,7 @@ class _Sink(Shipped):
 
     def _commit(self, messages: Messages, transaction: tuple[str, int] | None) -> None:
         """Commit each topic; the order is fixed, so that two who do the same meet in it."""
-        log = broker.open(self._options.path, create=False)
+        log = broker.open(self._options.path, create=False, storage=self._options.storage)
         for topic, staged in sorted(_by_topic(messages).items()):
             committed = log.commit_staged(topic, staged, transaction)
             if committed.is_repeated:
@@ -108,7 +108,7 @@ class _Sink(Shipped):
         if None not in messages:
             return
         try:
-            log = broker.open(self._options.path, create=False)
+            log = broker.open(self._options.path, create=False, storage=self._options.storage)
             for topic, staged in _by_topic(messages).items():
                 log.discard_staged(topic, staged)
         except broker.LogError as error:

@@ -7,6 +7,7 @@ What is available comes from the log each time; `(start, end)` always reads the 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,12 +26,15 @@ import broker
 from spark_log import planning, positions, schema, topics
 from spark_log.group import PublishedGroup
 from spark_log.losses import Loss, Ranges, between, report
+from spark_log.metrics import SourceMetrics
 from spark_log.offsets import LogOffset
 from spark_log.options import EARLIEST, GROUP, LATEST, Edge, ReadOptions
 from spark_log.planning import Patience, Sizing
 from spark_log.shipping import Shipped
 from spark_log.task import LogTask, read_task
 from spark_log.topics import TopicSet, Views
+
+logger = logging.getLogger(__name__)
 
 
 class LogBatchReader(Shipped, DataSourceReader):
@@ -44,13 +48,13 @@ class LogBatchReader(Shipped, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        log = broker.open(options.path, create=False)
+        log = broker.open(options.path, create=False, storage=options.storage)
         selected = TopicSet(log, options.selection)
         try:
             views = selected.look_at_all()
             ranges = self._ranges(log, views)
             report(ranges.losses, fail=options.fail_on_data_loss, known=set())
-            return make_tasks(ranges, views, options)
+            return list(make_tasks(ranges, views, options))
         finally:
             selected.close()
 
@@ -139,11 +143,16 @@ class StreamQuery:
     def __init__(self, options: ReadOptions) -> None:
         options.check_streaming()
         self._options = options
-        self._log = broker.open(options.path, create=False)
+        self._log = broker.open(options.path, create=False, storage=options.storage)
         self._topics = TopicSet(self._log, options.selection)
+        self._metrics = SourceMetrics()
+        label = options.group_id or "query"
+        self._exported = broker.export_metrics(options.metrics_port, label, self._metrics)
+        if options.metrics_port == 0:
+            logger.warning("metricsPort=0: metrics are served on port %s", self.metrics_port)
         self._group: PublishedGroup | None = None
         if options.group_id is not None:
-            self._group = PublishedGroup(self._log, options.group_id)
+            self._group = PublishedGroup(self._log, options.group_id, self._metrics)
         self._views: Views | None = None
         self._target: Views | None = None
         self._initial: LogOffset | None = None
@@ -181,7 +190,9 @@ class StreamQuery:
 
     def latest(self, start: LogOffset, *, is_limited: bool) -> LogOffset:
         """Return where the batch that starts at `start` ends; `start` itself if there is none."""
+        begun = time.monotonic()
         self._views = views = self._topics.look()
+        self._metrics.count_look(start, views, time.monotonic() - begun)
         if self._group is not None:
             # All batches before this call are done, and Spark makes it when it is idle, too.
             self._group.publish(start, views)
@@ -189,7 +200,7 @@ class StreamQuery:
         self._report(ranges.losses)
         if is_limited:
             if self._target is None and self._patience is not None:
-                if not self._patience.is_over(ranges.record_count):
+                if not self._patience.is_over(ranges.offset_count):
                     return start
             ranges = self._limit(ranges, views)
         ends = {name: {number: end for number, (_, end) in ranges.found[name].items()}
@@ -205,13 +216,28 @@ class StreamQuery:
     def plan(self, start: LogOffset, end: LogOffset) -> list[InputPartition]:
         """Return the tasks of one batch."""
         # Spark does not log where the first batch started and asks anew: its end knows.
+        begun = time.monotonic()
         start = end.start or start
         self._views = views = self._topics.look()
         ranges = between(start, end, views, self._options.selection.includes)
         self._report(ranges.losses)
-        return make_tasks(ranges, views, self._options)
+        tasks = make_tasks(ranges, views, self._options)
+        count = sum(piece.record_count for task in tasks for piece in task.slices)
+        self._metrics.count_batch(count, tasks, time.monotonic() - begun)
+        return list(tasks)
+
+    def metrics(self) -> broker.Readings:
+        """Return what was counted since the query's start, and its lag."""
+        return self._metrics.metrics()
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port on which they are served."""
+        return None if self._exported is None else self._exported.port
 
     def close(self) -> None:
+        if self._exported is not None:
+            self._exported.close()
         self._topics.close()
 
     def _end(self, views: Views) -> LogOffset:
@@ -239,6 +265,7 @@ class StreamQuery:
         return ranges
 
     def _report(self, losses: list[Loss]) -> None:
+        self._metrics.count_losses(len(set(losses) - self._reported))
         report(losses, fail=self._options.fail_on_data_loss, known=self._reported)
 
 
@@ -254,13 +281,15 @@ def find_start(
     edge = options.starting or Edge("startingOffsets", default)
     if edge.kind == GROUP:
         assert options.group_id is not None
-        held = log.group_positions(options.group_id)
+        held = log.located_positions(options.group_id)
         fallback = options.starting_fallback or default
-        return positions.find_of_group(held, views, fallback=fallback)
+        found, losses = positions.find_of_group(held, views, fallback=fallback)
+        report(losses, fail=options.fail_on_data_loss, known=set())
+        return found
     return positions.find(edge, views, latest_if_no_time=options.latest_if_no_time)
 
 
-def make_tasks(ranges: Ranges, views: Views, options: ReadOptions) -> list[InputPartition]:
+def make_tasks(ranges: Ranges, views: Views, options: ReadOptions) -> list[LogTask]:
     sizing = Sizing(options.task_count_min, options.records_per_task_max)
     tasks = planning.plan(ranges, views, sizing, planning.core_count())
     return [LogTask(task) for task in tasks]

@@ -30,7 +30,7 @@ class TaskStaging:
     def __init__(
         self, options: WriteOptions, columns: WriteColumns, gather_bytes: int = GATHER_BYTES
     ) -> None:
-        self._log = broker.open(options.path, create=False)
+        self._log = broker.open(options.path, create=False, storage=options.storage)
         self._options = options
         self._columns = columns
         self._gather_bytes = gather_bytes

@@ -7,7 +7,7 @@ whatever is written and sealed meanwhile. No Delta jar is needed: the journal kn
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -30,6 +30,7 @@ def table(
     headers: bool = False,
     starting_timestamp: int | None = None,
     ending_timestamp: int | None = None,
+    storage: Mapping[str, str] | None = None,
 ) -> Any:
     """Return a topic's records, to the last commit, with the columns of Spark's Kafka connector.
 
@@ -44,9 +45,10 @@ def table(
         starting_timestamp: only records of this time or later, in milliseconds since 1970; files
             without any are not even opened.
         ending_timestamp: only records before this time.
+        storage: options of the store's driver; Spark's own scan is told by Hadoop's settings.
     """
     _check_times(starting_timestamp, ending_timestamp)
-    snapshot = broker.open(root, create=False).snapshot(topic)
+    snapshot = broker.open(root, create=False, storage=storage).snapshot(topic)
     schema = schemas.row_schema(include_headers=headers)
     low = None if starting_timestamp is None else starting_timestamp * 1000
     high = None if ending_timestamp is None else ending_timestamp * 1000
@@ -56,7 +58,7 @@ def table(
     if files:
         parts.append(_history(spark, snapshot, files, schema))
     if tail or not parts:
-        parts.append(_tail(spark, root, snapshot, tail, headers=headers))
+        parts.append(_tail(spark, root, snapshot, tail, headers=headers, storage=storage))
     frame = reduce(lambda one, other: one.unionAll(other), parts)
     if starting_timestamp is not None:
         frame = frame.filter(F.col("timestamp") >= F.timestamp_millis(F.lit(starting_timestamp)))
@@ -113,6 +115,7 @@ def _tail(
     partitions: Sequence[PartitionSnapshot],
     *,
     headers: bool,
+    storage: Mapping[str, str] | None,
 ) -> Any:
     # An empty range of some partition stands for: nothing.
     chosen = partitions or [
@@ -127,6 +130,7 @@ def _tail(
         .option("startingOffsets", json.dumps({snapshot.topic: starts}))
         .option("endingOffsets", json.dumps({snapshot.topic: ends}))
         .option("includeHeaders", str(headers).lower())
+        .options(**{f"storage.{name}": value for name, value in (storage or {}).items()})
         .load(root)
     )
 

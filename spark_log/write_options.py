@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from broker import InvalidOption
 from spark_log.options import READ_OPTIONS, OptionText
@@ -26,6 +26,7 @@ class WriteOptions:
     create_topic: bool = False
     partition_count: int = 1
     compression: str = "none"
+    storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, is_streaming: bool = False) -> WriteOptions:
@@ -42,6 +43,7 @@ class WriteOptions:
             partition_count=_bounded(given, "numPartitions", at_least=1, at_most=_PARTITIONS_MAX)
             or 1,
             compression=given.choice("compression", CODECS, default=kafka_codec),
+            storage=given.storage(),
         )
         given.warn_of_leftovers()
         parsed._check_identity(is_streaming)

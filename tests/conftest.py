@@ -1,10 +1,11 @@
-"""Fixtures that many tests share: a fresh log, the storage below it, and a Spark session."""
+"""Fixtures that many tests share: a fresh log, the storage below it, a Spark session, servers."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,53 @@ from pyspark.sql import SparkSession
 import broker
 import spark_log
 from broker.storage import LocalStorage
+from servers import HdfsCluster, S3Server, ServerError
 
 # A shell starts background jobs, this one too perhaps, with the signal ignored; what the tests
 # start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files whose few tests take minutes. They are begun first: at the end, one would run alone.
+LONG = (
+    "test_spark_jobs.py",
+    "test_notebooks.py",
+    "test_etl.py",
+    "test_documentation.py",
+    "test_load.py",
+    "test_spark_maintenance.py",
+    "test_hdfs_faults.py",
+    "test_spark_remote.py",
+    "test_remote.py",
+    "test_servers.py",
+    "test_spark_table.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests marked `any_store` run on a local disk and on a store of whole objects.
+
+    But for those marked `on_disk`: they look at files, or meet other processes at a lock.
+    """
+    is_marked = metafunc.definition.get_closest_marker
+    if "root" in metafunc.fixturenames and is_marked("any_store") and not is_marked("on_disk"):
+        metafunc.parametrize("root", ["disk", "store"], indirect=True)
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    if getattr(request, "param", "disk") == "store":
+        return f"memory://{uuid.uuid4().hex}"
     return tmp_path / "log"
 
 
 @pytest.fixture
-def log(root: Path) -> broker.Log:
+def log(root: Path | str) -> broker.Log:
     return broker.open(root)
 
 
@@ -56,3 +91,25 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     spark_log.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def hdfs_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
+    """A real HDFS of three datanodes, one for each worker. Who kills a part starts it again."""
+    try:
+        cluster = HdfsCluster.start(tmp_path_factory.mktemp("hdfs"))
+    except ServerError as error:
+        pytest.fail(str(error), pytrace=False)
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server with one bucket for all tests; each uses a prefix of its own."""
+    try:
+        server = S3Server.start(tmp_path_factory.mktemp("s3"))
+    except ServerError as error:
+        pytest.fail(str(error), pytrace=False)
+    with server:
+        yield server

@@ -19,14 +19,23 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 import spark_log
+from spark_log.datasource import LogDataSource
+from spark_log.source import LogStreamReader
 
 CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     # The job is over before the better code of the JVM's second compiler would pay.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+# Delta reads its own log by a Spark job of as many tasks.
+SMALL_DELTA = {
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.shuffle.partitions": "1",
 }
 
 
@@ -36,20 +45,33 @@ def make_session(name: str, **conf: str) -> SparkSession:
     return spark
 
 
-def copy(root: str, topic: str, start: str, checkpoint: str, mode: str) -> None:
-    """Copy a topic to `<topic>-copy`: to its present end if `mode` is finish, or for ever."""
+def copy(root: str, topic: str, start: str, checkpoint: str, gates: str, mode: str) -> None:
+    """Copy a topic to `<topic>-copy`: to its present end if `mode` is finish, or for ever.
+
+    Args:
+        gates: a directory; while `hold-start` or `hold-task` is in it, the query waits there, and
+            says so by the files `at-start` and `at-task`.
+    """
     spark = make_session("copy", **{"spark.master": "local[2]"})
+    spark.dataSource.register(GatedLog)
     options = {"subscribe": topic, "maxOffsetsPerTrigger": "3000", "startingOffsets": start}
     if start == "timestamp":
         del options["startingOffsets"]
         options["startingTimestamp"] = str(int(time.time() * 1000))
         options["startingOffsetsByTimestampStrategy"] = "latest"
     trigger = {"availableNow": True} if mode == "finish" else {"processingTime": "0 seconds"}
+
+    def pass_gate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            wait_at(gates, "task")
+            yield batch
+
     (
-        spark.readStream.format("log")
-        .options(**options)
+        spark.readStream.format("gated-log")
+        .options(**options, gates=gates)
         .load(root)
         .select("value")
+        .mapInArrow(pass_gate, "value binary")
         .writeStream.format("log")
         .option("topic", f"{topic}-copy")
         .option("checkpointLocation", checkpoint)
@@ -57,6 +79,46 @@ def copy(root: str, topic: str, start: str, checkpoint: str, mode: str) -> None:
         .start(root)
         .awaitTermination()
     )
+
+
+def wait_at(gates: str, place: str) -> None:
+    if Path(gates, f"hold-{place}").exists():
+        Path(gates, f"at-{place}").touch()
+    while Path(gates, f"hold-{place}").exists():
+        time.sleep(0.01)
+
+
+class GatedLog(LogDataSource):
+    """The log's own source, which can be held when it has found where to start."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__({key: value for key, value in options.items() if key != "gates"})
+        self.gates = options["gates"]
+
+    @classmethod
+    def name(cls) -> str:
+        return "gated-log"
+
+    def streamReader(self, schema: StructType) -> LogStreamReader:
+        return GatedReader(self.options, schema, self.gates)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ({**self.options, "gates": self.gates},)
+
+
+class GatedReader(LogStreamReader):
+    def __init__(self, options: dict[str, str], schema: StructType, gates: str) -> None:
+        super().__init__(options, schema)
+        self._gates = gates
+
+    def initialOffset(self) -> dict[str, Any]:
+        found = super().initialOffset()
+        wait_at(self._gates, "start")
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Tasks get the plain one: they have no part in the start.
+        return LogStreamReader(self._given, self._schema).__reduce__()
 
 
 def retry(root: str) -> None:
@@ -194,9 +256,7 @@ def connect(root: str) -> None:
 
 def delta(root: str, path: str, topic: str, sealed_end: str) -> None:
     """Read a topic's table by Delta Lake: now, at its first version, as a stream."""
-    # Delta reads its own log by a Spark job of as many tasks.
-    small = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "1"}
-    conf = CONF | small | {"spark.master": "local[2]"}
+    conf = CONF | SMALL_DELTA | {"spark.master": "local[2]"}
     spark = spark_log.session("delta", delta=True, **conf)
     spark.sparkContext.setLogLevel("OFF")
     table = spark.read.format("delta").load(path)
@@ -261,13 +321,36 @@ def session(root: str) -> None:
     )
 
 
+def delta_session(root: str) -> None:
+    """Use Delta Lake's catalog, SQL and format beside the log's, and report what came."""
+    given = {"spark.master": "local[1]", "spark.sql.warehouse.dir": f"{root}-warehouse"}
+    spark = spark_log.session("helper", delta=True, **(CONF | SMALL_DELTA | given))
+    spark.sparkContext.setLogLevel("OFF")
+    spark.sql("CREATE TABLE numbers (value STRING) USING delta")
+    spark.range(20).selectExpr("CAST(id AS STRING) AS value").write.insertInto("numbers")
+    table = spark.read.format("delta").load(f"{root}-warehouse/numbers")
+    append(table, root)
+    history = spark.sql("DESCRIBE HISTORY numbers").collect()
+    report(operations=[row.operation for row in history], count=table.count())
+
+
 def report(**found: Any) -> None:
     print(json.dumps(found))
 
 
 JOBS = {
     job.__name__: job
-    for job in (copy, retry, speculate, lack, connect, delta, connect_table, session)
+    for job in (
+        copy,
+        retry,
+        speculate,
+        lack,
+        connect,
+        delta,
+        connect_table,
+        session,
+        delta_session,
+    )  # fmt: skip
 }
 
 if __name__ == "__main__":

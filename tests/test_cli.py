@@ -238,7 +238,7 @@ def test_no_log_given_is_wrong_usage(environment: dict[str, str]) -> None:
         (["topic", "alter", "orders", "-p", "1"], "can only grow"),
         (["consume", "orders", "-p", "7"], "has no partition 7"),
         (["consume", "orders", "--offset", "7"], "has no offset 7"),
-        (["--log", "gopher://x", "topic", "list"], "only local paths"),
+        (["--log", "gopher://x", "topic", "list"], "is not known; use a local path"),
         (["--log", "/proc/none", "topic", "create", "x"], "/proc/none"),
     ],
 )

@@ -571,6 +571,67 @@ def test_survivors_are_bits() -> None:
             assert some.tolist() == wanted
 
 
+# Counting.
+
+
+def test_only_the_records_that_are_left_are_counted(log: broker.Log) -> None:
+    send(log, *many(200, 20))
+    compact(log)
+    left = len(rows(log))
+    assert left <= 20 and log.describe_topic(NAME).record_count == left
+    send(log, *many(30, 20, 2))
+    (partition,) = log.describe_topic(NAME).partitions
+    assert (partition.end_offset, partition.record_count) == (230, left + 30)
+    (done,) = log.maintain(NAME, seal=True)
+    assert done.sealed_records == 30
+    assert log.describe_topic(NAME).record_count == len(rows(log)) <= 20
+
+
+def test_a_log_start_within_a_compacted_file_is_counted_when_it_is_written_anew(
+    log: broker.Log,
+) -> None:
+    send(log, *many(200, 20))
+    compact(log)
+    found = rows(log)
+    start = found[len(found) // 2][0]
+    log.delete_records({PLACE: start})
+    left = len(rows(log))
+    assert left < log.describe_topic(NAME).record_count <= min(len(found), 200 - start)
+    log.maintain(NAME)
+    assert log.describe_topic(NAME).record_count == left
+
+
+def test_records_that_retention_takes_from_compacted_files_are_counted(log: broker.Log) -> None:
+    send(log, *many(200, 20), at_ms=1000)
+    compact(log)
+    left = len(rows(log))
+    log.alter_topic(NAME, {"cleanup.policy": "compact,delete", "retention.ms": DAY_MS})
+    send(log, *many(5, 5))
+    (done,) = log.maintain(NAME)
+    assert done.removed_records == left
+    assert log.describe_topic(NAME).record_count == 5
+
+
+def test_slices_count_the_records_that_are_left(log: broker.Log) -> None:
+    send(log, *many(200, 20))
+    compact(log)
+    send(log, *many(30, 20, 2))
+    left = rows(log)
+    reader = log.reader(NAME)
+    slices = broker.plan_slices(reader, {0: (0, 230)})
+    assert sum(piece.offset_count for piece in slices) == 230
+    assert sum(piece.record_count for piece in slices) == len(left)
+    for start in range(0, 230, 10):
+        (part, *_) = broker.plan_slices(reader, {0: (start, start + 10)})
+        inside = [row for row in left if start <= row[0] < start + 10]
+        assert len(inside) <= part.record_count <= part.offset_count == 10
+    tasks = broker.pack_slices(slices, reader, task_count=3, records_max=7)
+    for task in tasks:
+        found = sum(part.batch.num_rows for part in broker.read_slices(log.root, task))
+        assert found <= sum(piece.record_count for piece in task) <= 7
+    reader.close()
+
+
 # Others, and crashes.
 
 
@@ -722,6 +783,7 @@ class CompactedTopic(RuleBasedStateMachine):
     @rule(is_forced=st.booleans())
     def maintain(self, is_forced: bool) -> None:
         self.log.maintain(NAME, seal=is_forced)
+        assert self.log.describe_topic(NAME).record_count == len(rows(self.log))
 
     @rule(hours=st.integers(1, 30))
     def wait(self, hours: int) -> None:
@@ -752,6 +814,7 @@ class CompactedTopic(RuleBasedStateMachine):
         if not hasattr(self, "sent"):
             return
         found = rows(self.log)
+        assert len(found) <= self.log.describe_topic(NAME).record_count
         assert set(found) <= set(self.sent[self.start :])
         assert [row[0] for row in found] == sorted({row[0] for row in found})
         assert table(found) == table(self.sent[self.start :])

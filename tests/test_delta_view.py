@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from test_maintenance import CONFIG, NAME, PARTITIONS, Clock, fill, in_table, re
 
 import broker
 from broker import TopicPartition
-from broker.maintenance import delta_log, delta_view, sealing
+from broker.maintenance import delta_log, delta_view, garbage, sealing
 from broker.reader import TopicReader
 from broker.storage import LocalStorage
 from broker.topic import Topic
@@ -43,10 +43,12 @@ def storage(root: Path, clock: Clock) -> LocalStorage:
 
 
 @pytest.fixture
-def log(storage: LocalStorage) -> broker.Log:
+def log(storage: LocalStorage) -> Iterator[broker.Log]:
+    """A log that is sound when the test is over, whatever was done to its table."""
     made = broker.Log(storage)
     made.create_topic(NAME, PARTITIONS, config=CONFIG)
-    return made
+    yield made
+    assert made.verify().damage == ()
 
 
 @pytest.fixture
@@ -202,7 +204,7 @@ def test_what_was_merged_before_it_was_mirrored_says_so(
         assert topic.seal(sealing.write(reader, unit), unit.removed, {})
     for unit in sealing.plan_merges(reader.refresh()):
         assert topic.seal(sealing.write(reader, unit), unit.removed, {})
-    assert delta_view.mirror(topic)
+    assert delta_view.mirror(topic) is not None
     topic.close()
     reader.close()
     actions = last_commit(sealed)
@@ -230,6 +232,7 @@ def test_a_log_below_a_path_with_spaces_has_tables(tmp_path: Path) -> None:
     fill(log, 10)
     log.maintain(NAME, seal=True)
     assert in_table(log) == read(log)
+    assert log.verify().damage == ()
 
 
 def test_where_the_library_cannot_keep_a_table_the_log_is_kept_all_the_same(
@@ -243,6 +246,7 @@ def test_where_the_library_cannot_keep_a_table_the_log_is_kept_all_the_same(
     log.delete_records({TopicPartition(NAME, 0): -1})
     assert len(log.maintain(NAME)[0].removed_files) == 1
     assert sum(map(len, read(log).values())) == 5
+    assert log.verify().damage == ()
 
 
 # What outsiders do.
@@ -349,9 +353,11 @@ def test_what_outsiders_do_is_mended_and_never_reaches_the_log(
     assert table == before
     act(sealed)
     assert read(sealed) == before
+    assert sealed.verify().damage == ()
     sealed.maintain(NAME)
     assert read(sealed) == before
     assert in_table(sealed) == table
+    assert sealed.verify().damage == ()
     fill(sealed, 20, first=120)
     sealed.maintain(NAME, seal=True)
     assert in_table(sealed) == read(sealed)
@@ -406,6 +412,51 @@ def test_a_file_that_the_delta_log_names_is_not_removed(
     assert in_table(sealed) == read(sealed)
 
 
+def test_who_looked_at_the_state_long_ago_does_not_take_the_table_back(
+    sealed: broker.Log, storage: LocalStorage, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept between its look at the state and its look at the Delta log."""
+    sealed.alter_topic(NAME, {"table.delete.delay.ms": 0, "seal.bytes": 4500})
+    (root / "topics" / NAME / "1" / "mirrored").unlink()
+    topic = Topic(storage, NAME, 1, write=True)
+    open_now = delta_view._open
+
+    def open_late(topic: Topic, now: int) -> delta_log.DeltaLog | None:
+        monkeypatch.setattr(delta_view, "_open", open_now)
+        fill(sealed, 60, first=120)
+        (done,) = sealed.maintain(NAME, seal=True)
+        assert done.merged_files and done.removed_files
+        return open_now(topic, now)
+
+    monkeypatch.setattr(delta_view, "_open", open_late)
+    assert delta_view.mirror(topic) is not None
+    topic.close()
+    assert in_table(sealed) == read(sealed)
+
+
+def test_who_mirrored_long_ago_removes_nothing_that_the_table_names_since(
+    sealed: broker.Log, storage: LocalStorage
+) -> None:
+    """Another one went on meanwhile, and died between a merge and its mirroring."""
+    sealed.alter_topic(NAME, {"table.delete.delay.ms": 0})
+    topic, reader = Topic(storage, NAME, 1, write=True), TopicReader(storage, NAME, 1)
+    mirrored = delta_view.mirror(topic)
+    fill(sealed, 60, first=120)
+    sealed.maintain(NAME, seal=True)
+    sealed.alter_topic(NAME, {"seal.bytes": 4500})
+    other = Topic(storage, NAME, 1, write=True)
+    for unit in sealing.plan_merges(reader.refresh()):
+        assert other.seal(sealing.write(reader, unit), unit.removed, {})
+    other.close()
+    garbage.clean(topic, reader, int(time.time() * 1000) + 1000, mirrored)
+    assert all(map(os.path.exists, table_files(sealed)))
+    topic.close()
+    reader.close()
+    (done,) = sealed.maintain(NAME)
+    assert len(done.removed_files) > PARTITIONS
+    assert in_table(sealed) == read(sealed)
+
+
 def fail(*_arguments: object) -> None:
     raise delta_log.DeltaFailed("no room")
 
@@ -436,7 +487,9 @@ def test_without_the_library_topics_are_sealed_and_it_is_said_once(
 def test_a_forked_child_leaves_the_table_to_others(sealed: broker.Log) -> None:
     """The library's threads do not survive a fork."""
     fill(sealed, 20, first=120)
-    child = multiprocessing.get_context("fork").Process(target=seal_in_child, args=(sealed,))
+    # Killed at the end of the tests, if it does not end.
+    forked = multiprocessing.get_context("fork")
+    child = forked.Process(target=seal_in_child, args=(sealed,), daemon=True)
     child.start()
     child.join(60)
     assert child.exitcode == 0
@@ -480,10 +533,12 @@ def kill_maintainers(root: Path, seconds: float, pauses: random.Random) -> None:
         assert offsets == {one: list(range(starts[one], written // 2)) for one in range(PARTITIONS)}
         if delta_files(log).exists():
             assert all(map(os.path.exists, table_files(log)))
+        assert log.verify().damage == ()
         if pauses.random() < 0.3:
             log.delete_records({TopicPartition(NAME, 0): written // 2 - 15})
     log.maintain(NAME, seal=True)
     assert in_table(log) == read(log)
+    assert log.verify().damage == ()
 
 
 def test_a_maintainer_killed_at_random_leaves_a_whole_table(root: Path) -> None:

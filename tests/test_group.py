@@ -191,6 +191,13 @@ def test_a_group_deleted_under_its_user_says_so(log: broker.Log, storage: LocalS
     mine.close()
 
 
+def test_positions_of_two_epochs_of_a_topic_can_be_handed_on(log: broker.Log, root: Path) -> None:
+    given = {FIRST: Position(5, 1, 0), SECOND: Position(7, 1, 1)}
+    log.publish_positions("billing", given)
+    held = broker.open(root).located_positions("billing")
+    assert {place: one[:3] for place, one in held.items()} == {FIRST: (5, 1, 0), SECOND: (7, 1, 1)}
+
+
 def test_after_a_power_cut_the_first_writer_recovers(log: broker.Log, root: Path) -> None:
     log.publish_positions("billing", {FIRST: 5})
     after = Log(LocalStorage(str(root), boot_id="another boot"))

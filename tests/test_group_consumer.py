@@ -17,6 +17,8 @@ from broker.group import group as journal
 from broker.group.assignment import Subscriber
 from broker.storage import LocalStorage
 
+pytestmark = pytest.mark.any_store
+
 PACE = {"session_timeout_ms": 3000, "heartbeat_interval_ms": 200}
 
 
@@ -169,10 +171,10 @@ def test_auto_commit_happens_while_polling(log: Log, members: Members) -> None:
     one = members("t", auto_commit_interval_ms=10)
     read_all(one, 40)
     poll_until([one], lambda: sum(log.group_positions("g").values()) == 40)
-    number = journal.Group(LocalStorage(log.root), "g", 1).state.number
+    number = journal.Group(log._storage, "g", 1).state.number
     time.sleep(0.05)
     one.poll(30)
-    again = journal.Group(LocalStorage(log.root), "g", 1).state.number
+    again = journal.Group(log._storage, "g", 1).state.number
     assert again == number, "what has not moved was committed again"
 
 
@@ -405,6 +407,35 @@ def test_a_static_member_keeps_its_share_over_a_restart(log: Log, members: Membe
     assert back.generation == two.generation == generation
 
 
+def test_a_static_restart_lets_nobody_look_at_the_topics_again(log: Log, members: Members) -> None:
+    """A look reads all that was committed since the last one, and reading waits for it."""
+    one = members("t", group_instance_id="one")
+    two = members("t", group_instance_id="two")
+    settle(one, two)
+    looked = two._membership._rebalancer._looked
+    one.close()
+    back = members("t", group_instance_id="one")
+    settle(back, two)
+    for _ in range(10):
+        two.poll(50)
+    assert two._membership._rebalancer._looked == looked
+
+
+def test_who_has_not_looked_at_the_topics_lately_believes_who_has(
+    log: Log, members: Members
+) -> None:
+    one, two = members("t"), members("t")
+    settle(one, two)
+    generation = one.generation
+    log.create_partitions("t", 6)
+    one._membership._rebalancer._looked = float("-inf")
+    poll_until([one, two], lambda: len(one.assignment()) + len(two.assignment()) == 6)
+    for _ in range(20):
+        one.poll(20)
+        two.poll(20)
+    assert one.generation == two.generation == generation + 1
+
+
 def test_a_second_process_with_the_same_instance_fences_the_first(
     log: Log, members: Members
 ) -> None:
@@ -456,6 +487,7 @@ def test_a_group_deleted_under_a_member_stops_it(log: Log, members: Members) -> 
     group.close()
 
 
+@pytest.mark.on_disk
 def test_a_member_reads_what_the_group_lost_in_a_power_cut_only_when_told(
     log: Log, members: Members, root: Path
 ) -> None:
@@ -467,7 +499,8 @@ def test_a_member_reads_what_the_group_lost_in_a_power_cut_only_when_told(
     after = Log(LocalStorage(str(root), boot_id="another boot"))
     fill(after, 40)
     with after.consumer("t", group_id="g", auto_offset_reset="earliest", **PACE) as one:
-        with pytest.raises(broker.OffsetOutOfRange, match="t-0 has no offset 10"):
+        lost = r"position 10 in t-0 is lost: a power cut took the offsets \[\d, 10\)"
+        with pytest.raises(broker.LostPosition, match=lost):
             poll_until([one], lambda: False)
         one.seek(at(0), 0)
         assert read_all(one, 1)
@@ -527,6 +560,7 @@ def test_commit_async_tells_what_came_of_it(log: Log, members: Members) -> None:
     assert [error is None for _, error in told] == [True, False]
 
 
+@pytest.mark.on_disk
 def test_members_come_and_go_without_leftovers(log: Log, members: Members, root: Path) -> None:
     for _ in range(3):
         one = members("t")

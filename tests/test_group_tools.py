@@ -16,6 +16,7 @@ from broker import Log, Reset, TopicPartition
 from broker.cli import app
 from broker.group import groups
 from broker.group.lease import LeaseWatch
+from broker.storage import LocalStorage
 
 FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)
 START_MS = 1_700_000_000_000
@@ -144,6 +145,28 @@ def test_a_position_that_is_not_there_cannot_be_shifted(log: Log) -> None:
         log.plan_reset("g", [SECOND], Reset("shift", 1))
 
 
+def test_a_position_that_a_power_cut_took_is_shown_and_not_shifted(
+    log: Log, root: Path, run: Run
+) -> None:
+    log.publish_positions("g", {FIRST: 10})
+    journal = root / "topics/t/1/journal" / f"{0:020d}.log"
+    with open(journal, "r+b") as file:
+        file.truncate(journal.stat().st_size // 2)
+    after = Log(LocalStorage(str(root), boot_id="another boot"))
+    with after.producer() as producer:
+        for number in range(40):
+            producer.send("t", b"new", partition=number % 2)
+    (lag,) = after.describe_group("g").partitions
+    assert (lag.position, lag.is_lost) == (10, True)
+    assert lag.lag is not None and lag.lag > lag.end_offset - 10
+    with pytest.raises(broker.LostPosition, match="position 10 in t-0 is lost"):
+        after.plan_reset("g", [FIRST], Reset("shift", -1))
+    told = run("group", "describe", "g").stderr
+    assert "t-0: a power cut took records before position 10" in told
+    after.reset_group("g", {FIRST: 10})
+    assert not after.describe_group("g").partitions[0].is_lost
+
+
 def test_a_reset_past_the_end_is_refused(log: Log) -> None:
     with pytest.raises(broker.OffsetOutOfRange):
         log.reset_group("g", {FIRST: 11})
@@ -212,6 +235,7 @@ def test_maintenance_lets_positions_expire(log: Log) -> None:
     )
     later.maintain()
     assert log.group_positions("g") == {}
+    assert later.metrics()["maintenance-metrics"]["expired-positions-total"] == 1
     assert log.describe_group("g").config == {"offsets.retention.minutes": 5}
 
 

@@ -155,6 +155,6 @@ def test_a_missing_log_is_only_made_when_asked(tmp_path: Path) -> None:
 
 
 def test_an_address_nobody_knows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(broker.InvalidOption, match="only local paths"):
+    with pytest.raises(broker.InvalidOption, match="is not known; use a local path"):
         broker.open("gopher://x/y")
     assert broker.open(f"file://{tmp_path}/log").root == str(tmp_path / "log")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import broker
 from broker import Log, TopicPartition
+from broker.maintenance.keeping import hold
+from broker.maintenance.units import write_here
 from broker.metrics import Metrics
+from broker.storage import LocalStorage
 
 
 @pytest.fixture
@@ -141,6 +151,108 @@ def test_maintenance_counts_what_it_does(log: Log) -> None:
     assert counted["round-latency-avg"] > 0
 
 
+def sealed_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in (root / "topics/t/1/sealed").rglob("*.parquet"))
+
+
+def test_maintenance_counts_bytes_and_files_as_they_lie_there(log: Log, root: Path) -> None:
+    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+    log.alter_topic("t", {**settings, "table.delete.delay.ms": 0, "file.delete.delay.ms": 0})
+    for turn in range(2):
+        with log.producer() as producer:
+            for number in range(100):
+                producer.send("t", bytes(str(turn * number), "ascii") * 50, b"k", partition=0)
+        log.maintain(seal=True)
+    counted = log.metrics()["maintenance-metrics"]
+    assert counted["sealed-records-total"] == 200
+    assert counted["sealed-files-total"] == 2
+    assert counted["compacted-records-total"] == 199
+    assert counted["compacted-bytes-total"] > 0
+    log.maintain()
+    counted = log.metrics()["maintenance-metrics"]
+    made = counted["sealed-bytes-total"] + counted["merged-bytes-total"]
+    assert counted["removed-files-total"] > 0
+    assert counted["removed-bytes-total"] > made - counted["compacted-bytes-total"]
+    assert 0 < sealed_bytes(root) < made
+    assert counted["round-error-total"] == 0
+
+
+def test_a_round_that_another_is_at_is_counted_as_held(log: Log, storage: LocalStorage) -> None:
+    with hold(storage, "t") as is_ours:
+        assert is_ours
+        log.maintain("t")
+    log.maintain("t")
+    counted = log.metrics()["maintenance-metrics"]
+    assert (counted["held-round-total"], counted["round-total"]) == (1, 1)
+
+
+def test_work_that_others_made_void_is_counted(log: Log) -> None:
+    with log.producer() as producer:
+        for _ in range(10):
+            producer.send("t", b"x", partition=0)
+
+    def write(reader: Any, units: Any, progress: Any) -> Any:
+        for unit, written in write_here(reader, units, progress):
+            log.delete_records({TopicPartition("t", 0): 5})
+            yield unit, written
+
+    (done,) = log.maintain("t", seal=True, write=write)
+    assert (done.dropped_units, done.sealed_records) == (1, 0)
+    counted = log.metrics()["maintenance-metrics"]
+    assert counted["dropped-unit-total"] == 1
+    assert counted["conflict-total"] >= 1
+
+
+def test_a_round_that_fails_is_counted(log: Log, root: Path) -> None:
+    with log.producer() as producer:
+        producer.send("t", b"x" * 500, partition=0)
+    (path,) = (root / "topics/t/1/journal").iterdir()
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(broker.CorruptLog):
+        log.maintain("t", seal=True)
+    assert log.metrics()["maintenance-metrics"]["round-error-total"] == 1
+
+
+def test_the_command_that_maintains_for_ever_serves_its_metrics(log: Log, root: Path) -> None:
+    with log.producer() as producer:
+        producer.send("t", b"x", partition=0)
+    port = free_port()
+    command = [sys.executable, "-m", "broker.cli", "maintain", "--seal", "--forever"]
+    options = ["--interval", "0.1", "--metrics-port", str(port)]
+    process = subprocess.Popen(
+        [*command, *options], env={**os.environ, "SPARK_LOG_ROOT": str(root)}
+    )
+    try:
+        text = scrape_until(port, 'maintenance_metrics_sealed_records_total{client_id="maintain"}')
+        assert "spark_log_maintenance_metrics_round_latency_avg" in text
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def scrape_until(port: int, wanted: str) -> str:
+    """Wait until somebody serves a metric that is not zero."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            text = scrape(port)
+        except OSError:
+            text = ""
+        found = [line for line in text.splitlines() if wanted in line]
+        if found and float(found[0].rpartition(" ")[2]) > 0:
+            return text
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)
+
+
 def scrape(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text: str = answer.read().decode()
@@ -164,11 +276,9 @@ def test_metrics_are_exported_for_prometheus_when_asked(log: Log) -> None:
 
 
 def test_a_port_that_is_taken_is_refused_in_one_line(log: Log, root: Path) -> None:
-    import socket
-
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(broker.InvalidOption, match=f"metrics_port={port}: cannot listen"):
+        with pytest.raises(broker.InvalidOption, match=f"metrics port {port}: cannot listen there"):
             log.producer(metrics_port=port)
 
 

@@ -20,6 +20,8 @@ from broker.batch import CODEC_NAMES, MAGIC
 from broker.config import CODECS
 from broker.storage import LocalStorage
 
+pytestmark = pytest.mark.any_store
+
 TABLE = pa.table({"value": [b"1", b"2", b"3"]})
 
 
@@ -89,6 +91,7 @@ def test_a_batchs_future_tells_the_first_offset_and_count_in_each_partition(
     assert [r.value for r in read_all(log, "many") if r.partition == 2] == [b"x", b"a", b"c", b"d"]
 
 
+@pytest.mark.on_disk
 def test_a_future_is_pending_until_its_commit(log: broker.Log, storage: LocalStorage) -> None:
     with log.producer() as producer:
         with held_lock(storage):
@@ -149,6 +152,7 @@ def test_flush_returns_when_all_is_committed(log: broker.Log) -> None:
         assert log.describe_topic("t").record_count == 103
 
 
+@pytest.mark.on_disk
 def test_flush_says_when_it_took_too_long(log: broker.Log, storage: LocalStorage) -> None:
     with log.producer() as producer:
         with held_lock(storage):
@@ -181,7 +185,9 @@ def test_a_full_batch_does_not_linger(log: broker.Log) -> None:
         futures[80].result(10)
         producer.flush()
         sent = commit_count(log) - before
-    assert 10 <= sent <= 13
+    # On a store the buffers grow while others are sent, and there are fewer commits.
+    fewest = 2 if log.root.startswith("memory:") else 10
+    assert fewest <= sent <= 13
 
 
 def test_what_is_sent_to_a_topic_keeps_its_order_over_records_and_batches(log: broker.Log) -> None:
@@ -211,6 +217,7 @@ def test_each_threads_records_keep_their_order(log: broker.Log) -> None:
 # Memory.
 
 
+@pytest.mark.on_disk
 def test_full_memory_blocks_and_then_refuses(log: broker.Log, storage: LocalStorage) -> None:
     with log.producer(buffer_memory=20_000, batch_size=1000, max_block_ms=200) as producer:
         with held_lock(storage):
@@ -227,6 +234,7 @@ def test_full_memory_blocks_and_then_refuses(log: broker.Log, storage: LocalStor
         assert producer.send("t", b"after").result(10).offset == taken
 
 
+@pytest.mark.on_disk
 def test_a_batch_waits_for_room_and_is_then_refused(log: broker.Log, storage: LocalStorage) -> None:
     table = pa.table({"value": [b"v" * 3000]})
     with log.producer(buffer_memory=5000, max_block_ms=100) as producer:
@@ -237,6 +245,7 @@ def test_a_batch_waits_for_room_and_is_then_refused(log: broker.Log, storage: Lo
     assert len(values(log)) == 1
 
 
+@pytest.mark.on_disk
 def test_a_blocked_send_goes_on_when_there_is_room(log: broker.Log, storage: LocalStorage) -> None:
     with log.producer(buffer_memory=5000, max_block_ms=30_000) as producer:
         with held_lock(storage):
@@ -253,6 +262,7 @@ def test_a_blocked_send_goes_on_when_there_is_room(log: broker.Log, storage: Loc
         assert sent[0].result(10).offset == 3
 
 
+@pytest.mark.on_disk
 def test_a_blocked_send_does_not_wait_for_others_to_linger(
     log: broker.Log, storage: LocalStorage
 ) -> None:
@@ -298,6 +308,7 @@ def frame_codecs(root: Path) -> list[str]:
     return found
 
 
+@pytest.mark.on_disk
 @pytest.mark.parametrize("codec", CODECS)
 def test_records_are_kept_in_the_producers_codec(log: broker.Log, root: Path, codec: str) -> None:
     with log.producer(compression_type=codec) as producer:
@@ -307,6 +318,7 @@ def test_records_are_kept_in_the_producers_codec(log: broker.Log, root: Path, co
     assert values(log) == [b"v" * 1000, b"1", b"2", b"3"]
 
 
+@pytest.mark.on_disk
 def test_a_topics_codec_goes_before_the_producers(log: broker.Log, root: Path) -> None:
     log.alter_topic("t", {"compression.type": "lz4"})
     with log.producer(compression_type="gzip") as producer:
@@ -575,6 +587,7 @@ def test_a_closed_producer_refuses_everything(log: broker.Log) -> None:
             call()
 
 
+@pytest.mark.on_disk
 def test_closing_in_bounded_time_fails_what_was_not_sent(
     log: broker.Log, storage: LocalStorage
 ) -> None:
@@ -588,6 +601,7 @@ def test_closing_in_bounded_time_fails_what_was_not_sent(
     assert values(log) == []
 
 
+@pytest.mark.on_disk
 def test_a_process_that_ends_sends_what_is_left(log: broker.Log, root: Path) -> None:
     code = (
         "import broker, sys\n"
@@ -629,6 +643,7 @@ def test_records_sent_with_fsync_are_committed(log: broker.Log) -> None:
 # Retries.
 
 
+@pytest.mark.on_disk
 def test_a_commit_that_had_to_wait_is_there_once(log: broker.Log, storage: LocalStorage) -> None:
     with log.producer(request_timeout_ms=50) as producer:
         with held_lock(storage):
@@ -639,6 +654,7 @@ def test_a_commit_that_had_to_wait_is_there_once(log: broker.Log, storage: Local
     assert values(log) == [b"v"]
 
 
+@pytest.mark.on_disk
 def test_a_lock_held_too_long_fails_the_send_and_names_the_holder(
     log: broker.Log, storage: LocalStorage
 ) -> None:
@@ -781,6 +797,7 @@ def test_records_of_a_transaction_that_fails_to_encode_have_futures_that_fail(
         assert isinstance(future.exception(1), broker.LogError)
 
 
+@pytest.mark.on_disk
 def test_a_large_transaction_spills_to_a_file_that_its_commit_names(
     log: broker.Log, root: Path
 ) -> None:
@@ -793,6 +810,7 @@ def test_a_large_transaction_spills_to_a_file_that_its_commit_names(
     assert all((found or b"")[2:] == value for found in values(log))
 
 
+@pytest.mark.on_disk
 def test_an_aborted_large_transaction_leaves_no_file(log: broker.Log, root: Path) -> None:
     with log.producer() as producer:
         with pytest.raises(KeyError):
@@ -818,6 +836,7 @@ with broker.open(sys.argv[1]).producer() as producer:
 """
 
 
+@pytest.mark.on_disk
 def test_a_large_transaction_takes_bounded_memory(log: broker.Log, root: Path) -> None:
     run = [sys.executable, "-c", MEASURE, str(root)]
     done = subprocess.run(run, check=True, timeout=120, capture_output=True, text=True)

@@ -12,6 +12,8 @@ import pytest
 import broker
 from broker import slices
 
+pytestmark = pytest.mark.any_store
+
 
 @pytest.fixture
 def reader(log: broker.Log) -> Iterator[broker.TopicReader]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -423,6 +425,67 @@ def test_a_position_that_cannot_be_published_is_one_warning(
     assert "could not be published to group 'g'" in text
 
 
+# Metrics.
+
+
+def test_a_query_counts_what_it_plans_and_how_far_it_is_behind(
+    orders: broker.Log, root: Path
+) -> None:
+    fill(orders, "orders", "a", "b", "c")
+    fill(orders, "orders", "d", partition=1)
+    query = Query(root, groupId="g", maxOffsetsPerTrigger="2")
+    measured = query.reader._query()
+    query.batch()
+    counted = measured.metrics()["source-metrics"]
+    assert (counted["batch-total"], counted["records-planned-total"]) == (1, 2)
+    assert counted["bytes-planned-total"] > 0 and counted["task-total"] == 1
+    assert (counted["records-lag"], counted["records-lag-max"]) == (4, 3)
+    while query.batch() is not None:
+        pass
+    counted = measured.metrics()["source-metrics"]
+    assert (counted["records-planned-total"], counted["records-lag"]) == (4, 0)
+    assert counted["plan-latency-avg"] > 0 and counted["look-latency-avg"] > 0
+    published = measured.metrics()["source-group-metrics"]
+    assert published["publish-total"] == 3 and published["publish-latency-avg"] > 0
+    assert published["publish-error-total"] == 0
+
+
+def test_losses_and_failed_publications_are_counted(orders: broker.Log, root: Path) -> None:
+    (root / "groups").write_text("not a directory")
+    fill(orders, "orders", "a", "b", "c")
+    query = Query(root, groupId="g", failOnDataLoss="false")
+    query.reader.initialOffset()
+    orders.delete_records({TopicPartition("orders", 0): 2})
+    assert query.batch() == ["c"]
+    counted = query.reader._query().metrics()
+    assert counted["source-metrics"]["data-loss-total"] == 1
+    assert counted["source-metrics"]["records-planned-total"] == 1
+    assert counted["source-group-metrics"]["publish-error-total"] == 1
+
+
+def test_a_port_of_a_query_is_served_until_it_stops(
+    orders: broker.Log, root: Path, warned: Callable[[], list[str]]
+) -> None:
+    fill(orders, "orders", "a")
+    query = Query(root, metricsPort="0")
+    query.batch()
+    port = query.reader._query().metrics_port
+    assert f"served on port {port}" in warned()[0]
+    address = f"http://127.0.0.1:{port}/metrics"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        assert b'spark_log_source_metrics_batch_total{client_id="query"} 1.0' in answer.read()
+    query.reader.stop()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(address, timeout=10)
+
+
+def test_a_port_that_is_taken_ends_the_query_at_its_start(orders: broker.Log, root: Path) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidOption, match=f"metrics port {port}: cannot listen there"):
+            Query(root, metricsPort=str(port)).reader.getDefaultReadLimit()
+
+
 # Sealed history.
 
 
@@ -540,15 +603,68 @@ def test_records_removed_after_a_task_was_planned(
         query.values(tasks)
     lenient = Query(root, failOnDataLoss="false")
     assert len(lenient.values(tasks)) == 135
-    # Each file is a slice of its own.
-    assert [text.split("orders-0: ")[1] for text in warned()] == [
-        "offsets [0, 30) were removed by retention or delete_records",
-        "offsets [30, 45) were removed by retention or delete_records",
-    ]
+    # One warning for the task, though each file is a slice of its own.
+    (text,) = warned()
+    assert text.endswith(
+        "=false: orders-0: offsets [0, 45) were removed by retention or delete_records"
+    )
     log.delete_topic("orders")
     with pytest.raises(DataLoss, match=r"orders-0: offsets \[0, \d+\) are gone: .* was deleted"):
         query.values(tasks)
     assert lenient.values(tasks) == []
+
+
+def test_a_task_names_what_is_lost_of_each_partition_in_one_warning(
+    log: broker.Log, root: Path, warned: Callable[[], list[str]]
+) -> None:
+    """Its slices go file by file, so that those of two partitions take turns."""
+    config = {"file.delete.delay.ms": 0, "segment.bytes": 4096}
+    log.create_topic("orders", partitions=2, config=config)
+    with log.producer() as producer:
+        for letter in b"abcdef":
+            for number in range(60):
+                producer.send("orders", bytes([letter]) * 100, partition=number % 2)
+            producer.flush()
+    query = Query(root, failOnDataLoss="false")
+    start = query.reader.initialOffset()
+    (task,) = query.reader.partitions(start, query.log_end(start))
+    assert len(task.slices) > 4
+    log.maintain("orders", seal=True)
+    log.delete_records({TopicPartition("orders", 0): 100, TopicPartition("orders", 1): 45})
+    log.maintain("orders")
+    assert len(query.values([task])) == 360 - 145
+    (text,) = warned()
+    assert "orders-0: offsets [0, 100) were removed" in text
+    assert "orders-1: offsets [0, 45) were removed" in text
+    assert text.count("offsets") == 2
+
+
+def test_of_a_loss_that_grows_only_what_is_new_is_said(
+    orders: broker.Log, root: Path, warned: Callable[[], list[str]]
+) -> None:
+    fill(orders, "orders", *"abcdefgh")
+    query = Query(root, failOnDataLoss="false")
+    start = query.reader.initialOffset()
+    for offset in (3, 3, 5):
+        orders.delete_records({TopicPartition("orders", 0): offset})
+        end = query.reader.latestOffset(start, LIMITED)
+    assert query.replay(start, end) == ["f", "g", "h"]
+    assert [text.split("orders-0: ")[1][:15] for text in warned()] == [
+        "offsets [0, 3) ",
+        "offsets [3, 5) ",
+    ]
+
+
+def test_the_same_offsets_lost_of_a_newer_topic_are_another_loss(
+    orders: broker.Log, root: Path, warned: Callable[[], list[str]]
+) -> None:
+    query = Query(root, failOnDataLoss="false")
+    for _ in range(3):
+        fill(orders, "orders", *"ab")
+        assert query.batch() == ["a", "b"]
+        orders.delete_topic("orders")
+        orders.create_topic("orders", partitions=2)
+    assert ["orders-0: offsets from 2 on are gone" in text for text in warned()] == [True, True]
 
 
 def test_a_deleted_topic_is_loss(orders: broker.Log, root: Path) -> None:
@@ -650,6 +766,50 @@ def test_a_position_in_records_that_a_power_cut_took_is_loss(
     assert lenient.batch() == (list("xyzuvw") if is_written_again else [])
     assert "orders-0: offsets [2, 4)" in warned()[-1]
     assert lenient.batch() is None
+
+
+@pytest.mark.parametrize("is_written_again", [False, True])
+def test_a_position_of_a_group_in_records_that_a_power_cut_took_is_loss(
+    root: Path, is_written_again: bool, warned: Callable[[], list[str]]
+) -> None:
+    cut_power(root, ["a", "b"], ["c", "d"])
+    before = Log(LocalStorage(str(root), boot_id="before"))
+    before.publish_positions("g", {TopicPartition("orders", 0): 4})
+    boot_again(root)
+    if is_written_again:
+        fill(broker.open(root), "orders", *"xyzuvw")
+    options = {"groupId": "g", "startingOffsets": "group"}
+    with pytest.raises(DataLoss, match=r"orders-0: offsets \[2, 4\) were read .* power cut"):
+        Query(root, **options).batch()
+    lenient = Query(root, **options, failOnDataLoss="false")
+    assert lenient.batch() == (list("xyzuvw") if is_written_again else [])
+    assert "orders-0: offsets [2, 4)" in warned()[0]
+
+
+def test_a_position_of_a_group_that_a_power_cut_spared_is_good(root: Path) -> None:
+    cut_power(root, ["a", "b"], ["c", "d"])
+    before = Log(LocalStorage(str(root), boot_id="before"))
+    before.publish_positions("g", {TopicPartition("orders", 0): 1})
+    boot_again(root)
+    fill(broker.open(root), "orders", *"xy")
+    assert Query(root, groupId="g", startingOffsets="group").batch() == ["b", "x", "y"]
+
+
+def test_a_query_publishes_its_position_as_one_of_before_the_power_cut(root: Path) -> None:
+    cut_power(root, ["a", "b"], ["c", "d"])
+    query = Query(root)
+    query.batch()
+    boot_again(root)
+    log = broker.open(root)
+    fill(log, "orders", *"xyzuvw")
+    with pytest.raises(DataLoss):
+        Query(root, list(query.ends), groupId="g").batch()
+    (lag,) = log.describe_group("g").partitions
+    assert (lag.position, lag.is_lost, lag.lag) == (4, True, 6)
+    with log.consumer("orders", group_id="g") as consumer:
+        with pytest.raises(broker.LostPosition, match=r"took the offsets \[2, 4\)"):
+            while True:
+                consumer.poll(100)
 
 
 def test_a_batch_that_a_power_cut_took_in_part_is_loss(root: Path) -> None:

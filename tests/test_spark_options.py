@@ -91,6 +91,8 @@ def test_exactly_one_valid_way_to_choose_topics(given: dict[str, str], text: str
         ("maxBytesPerTrigger", "1k", "maxBytesPerTrigger='1k' is not a whole number"),
         ("minPartitions", "-1", "minPartitions must be positive"),
         ("maxRecordsPerPartition", "0", "maxRecordsPerPartition must be positive"),
+        ("metricsPort", "-1", "metricsPort must be at least 0"),
+        ("metricsPort", "65536", "metricsPort must be at most 65535"),
         ("maxTriggerDelay", "1 year", "maxTriggerDelay='1 year' is not a time"),
         ("groupId", " ", "groupId=' ' is empty"),
         ("startingOffsets", "group", "startingOffsets=group needs the option groupId"),

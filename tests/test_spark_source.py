@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -418,6 +420,48 @@ def test_a_running_query_follows_the_log(orders: broker.Log, streams: Streams) -
     query.stop()
     assert streams.values() == "fg"
     assert progress["latestOffset"]["orders"] == {"0": 4, "1": 2, "2": 1}
+
+
+def test_a_run_to_the_end_publishes_its_last_position_unless_it_is_once(
+    orders: broker.Log, streams: Streams
+) -> None:
+    """Once: Spark does not call the source again after the batch, until the next run."""
+    ends = {TopicPartition("orders", 0): 3, TopicPartition("orders", 1): 2}
+    streams.run(groupId="g")
+    assert orders.group_positions("g") == ends
+    fill(orders, "orders", "f")
+    streams.run({"once": True}, groupId="g")
+    assert streams.values() == "abcdef"
+    assert orders.group_positions("g") == ends
+    streams.run({"once": True}, groupId="g")
+    assert orders.group_positions("g") == {**ends, TopicPartition("orders", 0): 4}
+
+
+def test_a_running_query_serves_its_metrics(orders: broker.Log, streams: Streams) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    query = streams.start({"processingTime": "50 milliseconds"}, metricsPort=str(port))
+    query.processAllAvailable()
+
+    def scrape() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    text = scrape()
+    assert 'spark_log_source_metrics_records_planned_total{client_id="query"} 5.0' in text
+    fill(orders, "orders", *"fgh")
+    query.processAllAvailable()
+    planned = 'spark_log_source_metrics_records_planned_total{client_id="query"} 8.0'
+    idle = 'spark_log_source_metrics_records_lag{client_id="query"} 0.0'
+    wait_for(lambda: planned in scrape() and idle in scrape())
+    query.stop()
+
+    def is_closed() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) != 0
+
+    wait_for(is_closed)
 
 
 def test_a_limit_by_bytes_reaches_the_end(orders: broker.Log, streams: Streams) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 import broker
 
+pytestmark = pytest.mark.any_store
+
 
 @pytest.fixture
 def log(root: Path) -> broker.Log:
@@ -47,12 +49,23 @@ def test_a_transaction_is_committed_once(log: broker.Log) -> None:
     assert values(log) == [b"a"]
 
 
+def test_the_last_version_of_a_transaction_can_be_asked_for(log: broker.Log) -> None:
+    assert log.transaction_version("t", "job") is None
+    for version in (3, 7):
+        log.commit_staged("t", [write(log, "a")], ("job", version))
+    assert log.transaction_version("t", "job") == 7
+    assert log.transaction_version("t", "other") is None
+    with pytest.raises(broker.UnknownTopic):
+        log.transaction_version("none", "job")
+
+
 def test_an_empty_transaction_counts_too(log: broker.Log) -> None:
     log.commit_staged("t", [], ("job", 1))
     assert log.commit_staged("t", [write(log, "late")], ("job", 1)).is_repeated
     assert values(log) == []
 
 
+@pytest.mark.on_disk
 def test_discarded_records_leave_no_file(log: broker.Log, root: Path) -> None:
     staged = write(log, "a")
     assert len(list(root.glob("topics/t/1/data/*"))) == 1

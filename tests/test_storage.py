@@ -129,7 +129,9 @@ def test_overwriting_replaces_bytes_in_place(storage: LocalStorage) -> None:
     assert storage.read("a") == b"ab345"
 
 
-@pytest.mark.parametrize("address", ["", "s3://bucket/x", "file://host/x"])
+@pytest.mark.parametrize(
+    "address", ["", "gs://bucket/x", "s3:///x", "hdfs:///x", "ftp://host/x", "file://host/x"]
+)
 def test_an_address_that_is_not_understood_is_refused(address: str) -> None:
     with pytest.raises(broker.InvalidOption):
         open_storage(address)

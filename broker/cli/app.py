@@ -17,6 +17,7 @@ import click
 from broker.cli.consume import consume
 from broker.cli.groups import group
 from broker.cli.inspection import info, verify
+from broker.cli.jobs import etl, load
 from broker.cli.maintain import maintain
 from broker.cli.output import say
 from broker.cli.produce import produce
@@ -42,7 +43,7 @@ def app() -> None:
     """A partitioned, durable, replayable log stored as plain files."""
 
 
-for command in (topic, produce, consume, group, maintain, verify, info):
+for command in (topic, produce, consume, group, maintain, verify, info, load, etl):
     app.add_command(command)
 
 

@@ -82,6 +82,13 @@ def describe(log: Log, name: str, as_json: bool) -> None:
             ["topic", ">partition", ">position", ">end", ">lag", ">seconds", "member", "metadata"],
             [_row(one) for one in found.partitions],
         )
+    for one in found.partitions:
+        if one.is_lost:
+            place = f"{one.partition.topic}-{one.partition.partition}"
+            say(
+                f"{place}: a power cut took records before position {one.position} that the group "
+                "had read; reset the group there before it reads on"
+            )
 
 
 @group.command()
@@ -289,6 +296,7 @@ def _everything(found: GroupDescription) -> dict[str, Any]:
                 "lag_seconds": None if one.lag_seconds is None else round(one.lag_seconds, 3),
                 "member": one.member_id,
                 "metadata": one.metadata,
+                "is_lost": one.is_lost,
             }
             for one in found.partitions
         ],

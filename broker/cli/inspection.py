@@ -25,7 +25,7 @@ from broker.cli.root import pass_log
 from broker.cli.topics import json_option
 from broker.errors import LogError
 from broker.log import FORMAT_VERSION, Log
-from broker.verify import VerifyReport
+from broker.verify import GroupReport, TopicReport, VerifyReport
 
 _LABELS = {"cluster_id": "cluster id", "bytes": "size"}
 
@@ -33,14 +33,15 @@ _LABELS = {"cluster_id": "cluster id", "bytes": "size"}
 @click.command()
 @pass_log
 @click.argument("name", metavar="[TOPIC]", required=False)
+@click.option("--group", "-g", metavar="GROUP", help="Only this consumer group, not all.")
 @json_option
-def verify(log: Log, name: str | None, as_json: bool) -> int:
-    """Read every byte of a topic, or of all, and list all damage.
+def verify(log: Log, name: str | None, group: str | None, as_json: bool) -> int:
+    """Read every byte of a topic, or of all topics and groups, and list all damage.
 
     Nothing is changed, and others may write meanwhile. Exits with 1 if there is damage.
     """
-    with _spinner(f"reading {name or 'all topics'}"):
-        report = log.verify(name)
+    with _spinner(f"reading {name or group or 'all topics and groups'}"):
+        report = log.verify(name, group=group)
     if as_json:
         print_json(_as_json(report))
     else:
@@ -104,7 +105,7 @@ def _print_report(report: VerifyReport) -> None:
             format_count(one.record_count),
             format_count(one.sealed_record_count),
             format_bytes(one.byte_count),
-            "sound" if one.is_sound else plural(len(one.damage), "damaged place"),
+            _result(one),
         ]
         for one in report.topics
     ]
@@ -112,10 +113,31 @@ def _print_report(report: VerifyReport) -> None:
         print_table(
             ["topic", ">commits", ">frames", ">records", ">sealed", ">size", "result"], rows
         )
+    if report.groups:
+        if rows:
+            print()
+        print_table(
+            ["group", ">commits", ">members", ">positions", ">size", "result"],
+            [
+                [
+                    one.group,
+                    format_count(one.commit_count),
+                    format_count(one.member_count),
+                    format_count(one.position_count),
+                    format_bytes(one.byte_count),
+                    _result(one),
+                ]
+                for one in report.groups
+            ],
+        )
     for damage in report.damage:
         print(f"damage: {damage}")
     for note in report.notes:
         print(f"note: {note}")
+
+
+def _result(report: TopicReport | GroupReport) -> str:
+    return "sound" if report.is_sound else plural(len(report.damage), "damaged place")
 
 
 def _as_json(report: VerifyReport) -> dict[str, Any]:
@@ -135,6 +157,18 @@ def _as_json(report: VerifyReport) -> dict[str, Any]:
                 "bytes": one.byte_count,
             }
             for one in report.topics
+        ],
+        "groups": [
+            {
+                "group": one.group,
+                "incarnation": one.incarnation,
+                "is_sound": one.is_sound,
+                "commits": one.commit_count,
+                "members": one.member_count,
+                "positions": one.position_count,
+                "bytes": one.byte_count,
+            }
+            for one in report.groups
         ],
         "damage": [asdict(damage) for damage in report.damage],
         "notes": list(report.notes),

@@ -28,7 +28,7 @@ from broker.errors import (
     InvalidOption,
     LockTimeout,
     LogError,
-    OffsetOutOfRange,
+    LostPosition,
     UnknownTopic,
 )
 from broker.group import assignment
@@ -68,7 +68,7 @@ class GroupConsumer(Consumer):
         self._ask_at = 0.0
         self._commit_at = 0.0
         self._committed_last: dict[TopicPartition, Position] = {}
-        self._unsafe: dict[TopicPartition, OffsetOutOfRange] = {}
+        self._unsafe: dict[TopicPartition, LostPosition] = {}
         self._group_counts = Metrics(
             "consumer-coordinator-metrics",
             ["commit", "commit-error", "rebalance"],
@@ -277,6 +277,7 @@ class GroupConsumer(Consumer):
             if view is None:
                 return
         if view is not self._view:
+            self._watch.changed()
             self._take_view(view)
         if view.to_release:
             self._give_up(view)
@@ -438,10 +439,10 @@ class GroupConsumer(Consumer):
         if position is None:
             return super()._start(place, is_late=is_late or self._is_late(place))
         state = self._subscription.reader(place.topic).refresh()
-        if position.offset > state.end_of_epoch(position.epoch, place.partition):
-            # What the group had read was lost in a power cut, and others have been written since.
+        lost_from = position.lost_from(state, place.partition)
+        if lost_from is not None:
             start, end = state.starts[place.partition], state.ends[place.partition]
-            self._unsafe[place] = OffsetOutOfRange(place, position.offset, start, end)
+            self._unsafe[place] = LostPosition(place, position.offset, start, end, lost_from)
         return position.offset
 
     def _known_position(self, place: TopicPartition) -> int:

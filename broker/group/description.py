@@ -32,6 +32,7 @@ class PartitionLag:
 
     Args:
         position: the next offset the group wants; None if it has none.
+        is_lost: a power cut took records that the group had read, and others have their offsets.
         lag: the records from there to the end that are still kept; None without a position.
         lag_seconds: for how long the first of them has been there, by its timestamp.
         member_id: who reads it; None if nobody does.
@@ -45,6 +46,7 @@ class PartitionLag:
     lag_seconds: float | None
     member_id: str | None
     metadata: str
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +149,10 @@ def _lag(
     owner = state.owners.get(place)
     lag: int | None = None
     seconds: float | None = None
+    lost_from: int | None = None
     if position is not None:
-        unread = max(position.offset, start)
+        lost_from = position.lost_from(reader.state, place.partition)
+        unread = max(position.offset if lost_from is None else lost_from, start)
         lag = max(0, end - unread)
         since = _timestamp(reader, place, unread) if lag else None
         seconds = 0.0 if since is None else max(0.0, (now_ms - since) / 1000)
@@ -161,6 +165,7 @@ def _lag(
         lag_seconds=seconds,
         member_id=None if owner is None else owner.member_id,
         metadata="" if position is None else position.metadata,
+        is_lost=lost_from is not None,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from broker.commit import Author, Kind, pack, pack_details
@@ -21,9 +21,9 @@ from broker.group import checkpoint, names
 from broker.group.assignment import common_strategy
 from broker.group.state import GroupState, KnownTopic, Member, Position, format_places
 from broker.home import Home, remove_deleted
-from broker.ledger import CompleteFile, Ledger, new_token
+from broker.ledger import LOCK_WAIT_MS, REMOTE_CHECKPOINT_COMMITS, CompleteFile, Ledger, new_token
 from broker.records import TopicPartition
-from broker.storage import LocalStorage
+from broker.storage import Storage
 from broker.synced import Synced
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 # Small: a group's commits are short, and its past is of no use to anybody.
 _FILE_BYTES_MAX = 4 << 20
 _CHECKPOINT_COMMITS = 1000
-_LOCK_WAIT_MS = 30_000
 
 Seen = TypeVar("Seen")
 
@@ -52,7 +51,7 @@ class Group(Ledger[GroupState]):
     """An open group incarnation."""
 
     def __init__(
-        self, storage: LocalStorage, name: str, incarnation: int, *, write: bool = False
+        self, storage: Storage, name: str, incarnation: int, *, write: bool = False
     ) -> None:
         super().__init__(storage, group_home(name, incarnation), write=write)
 
@@ -73,16 +72,20 @@ class Group(Ledger[GroupState]):
             return see(self.state)
 
     def alone(self, act: Callable[[GroupState], Seen]) -> Seen:
-        """Do something under the lock, up to date: nobody joins, leaves or is evicted meanwhile."""
-        with self._entered():
-            return act(self.state)
+        """Do something under the lock, up to date.
+
+        Where there is a lock, nobody joins, leaves or is evicted meanwhile; where there is none,
+        only what is committed is sure.
+        """
+        return self._attempt(act)
 
     # Members.
 
     def join(self, member: Member) -> Member | None:
         """Add a member; return the one it replaces, if it has the same instance id."""
         leases = self.storage.list(f"{self.directory}/leases")
-        with self._entered() as state:
+
+        def act(state: GroupState) -> Member | None:
             # A member writes its lease after its join: these are of members that are gone.
             for name in leases:
                 if name not in state.members:
@@ -99,11 +102,16 @@ class Group(Ledger[GroupState]):
             self._record(Kind.JOIN, {**member.details(), **replaces})
             return old
 
+        return self._enter(act)
+
     def leave(self, member_id: str) -> None:
         """Remove a member that goes by itself; it may be gone already."""
-        with self._entered() as state:
+
+        def act(state: GroupState) -> None:
             if member_id in state.members:
                 self._record(Kind.LEAVE, {"member": member_id})
+
+        self._enter(act)
 
     def evict(
         self,
@@ -111,7 +119,7 @@ class Group(Ledger[GroupState]):
         *,
         by: str | None,
         is_dead: Callable[[str], bool],
-        timeout_ms: int = _LOCK_WAIT_MS,
+        timeout_ms: int = LOCK_WAIT_MS,
     ) -> list[str]:
         """Remove members that are dead; return those that were removed.
 
@@ -119,33 +127,42 @@ class Group(Ledger[GroupState]):
             by: the member that noticed; one that was evicted itself evicts nobody. None for tools.
             is_dead: asked again under the lock, under which those who were away come back.
         """
-        with self._entered(timeout_ms) as state:
+        suspects = list(member_ids)
+
+        def act(state: GroupState) -> list[str]:
             if by is not None and by not in state.members:
                 return []
-            gone = [one for one in member_ids if one in state.members and is_dead(one)]
+            gone = [one for one in suspects if one in state.members and is_dead(one)]
             if gone:
                 self._record(Kind.EVICT, {"members": gone})
             return gone
 
+        return self._enter(act, timeout_ms)
+
     def release(self, member_id: str, places: Iterable[TopicPartition]) -> None:
         """Give up partitions that this member has: from here on they are another's."""
-        with self._entered() as state:
+        unwanted = list(places)
+
+        def act(state: GroupState) -> None:
             given = [
                 place
-                for place in places
+                for place in unwanted
                 if place in state.owners and state.owners[place].member_id == member_id
             ]
             if given:
                 details = {"member": member_id, "partitions": format_places(given)}
                 self._record(Kind.RELEASE, details)
 
+        self._enter(act)
+
     def assign(
         self,
         make: Callable[[GroupState], tuple[dict[str, KnownTopic], dict[str, Any]] | None],
-        timeout_ms: int = _LOCK_WAIT_MS,
+        timeout_ms: int = LOCK_WAIT_MS,
     ) -> bool:
         """Commit the assignment that `make` returns for the state under the lock, if any."""
-        with self._entered(timeout_ms) as state:
+
+        def act(state: GroupState) -> bool:
             made = make(state)
             if made is None:
                 return False
@@ -154,6 +171,8 @@ class Group(Ledger[GroupState]):
             details = {"generation": generation, "topics": topics, "members": members}
             self._record(Kind.ASSIGN, details)
             return True
+
+        return self._enter(act, timeout_ms)
 
     # Positions.
 
@@ -165,44 +184,54 @@ class Group(Ledger[GroupState]):
         Raises:
             CommitFailed: it does not have one of the partitions (any more); nothing was written.
         """
-        self._lock()
-        try:
-            self._check_owner(self.state, positions, member_id, generation)
+
+        def act(state: GroupState) -> int:
+            self._check_owner(state, positions, member_id, generation)
             who = f'"member":{json.dumps(member_id)},"generation":{generation},'
             self._record_positions(positions, who)
-            number = self.state.number
-        finally:
-            self._unlock()
+            return state.number
+
+        number = self._attempt(act)
         if number % self._checkpoint_commits == 0:
             self._write_soft_checkpoint()
 
     def publish(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Commit positions on behalf of somebody who is not a member."""
-        with self._entered() as state:
+
+        def act(state: GroupState) -> None:
             self.check_empty(state, "commit positions from outside")
-            self._record_positions(positions, "")
+            for some in _by_time_of_topic(positions):
+                self._record_positions(some, "")
+
+        self._enter(act)
 
     def forget(self, places: Iterable[TopicPartition]) -> None:
         """Remove positions of a group without members."""
-        with self._entered() as state:
+        unwanted = list(places)
+
+        def act(state: GroupState) -> None:
             self.check_empty(state, "remove positions")
-            known = [place for place in places if place in state.positions]
+            known = [place for place in unwanted if place in state.positions]
             if known:
                 self._record(Kind.FORGET, {"positions": format_places(known)})
 
+        self._enter(act)
+
     def expire(self) -> int:
         """Remove the positions that are too old by the group's setting; return how many."""
-        with self._entered():
-            return self._expire()
+        return self._enter(lambda state: self._expire())
 
     # The group itself.
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Change settings; a value of None goes back to the default."""
-        with self._entered() as state:
+
+        def act(state: GroupState) -> None:
             merged = {**state.config, **config}
             kept = {name: value for name, value in merged.items() if value is not None}
             self._record(Kind.CONFIG, {"config": kept})
+
+        self._enter(act)
 
     def delete(self) -> None:
         """Commit the end of this incarnation, then remove its files."""
@@ -234,23 +263,18 @@ class Group(Ledger[GroupState]):
                 what = f"{place.topic}-{place.partition} does not belong to this member"
                 raise CommitFailed(self.name, what, state.generation)
 
-    @contextmanager
-    def _entered(self, timeout_ms: int = _LOCK_WAIT_MS) -> Iterator[GroupState]:
-        """Hold the lock; afterwards write a checkpoint if it is time for one."""
-        self._lock(timeout_ms)
-        try:
-            before = self.state.number
-            yield self.state
-            after = self.state.number
-        finally:
-            self._unlock()
-        if before // self._checkpoint_commits != after // self._checkpoint_commits:
+    def _enter(self, act: Callable[[GroupState], Seen], timeout_ms: int = LOCK_WAIT_MS) -> Seen:
+        """Make commits, and afterwards a checkpoint if it is time for one."""
+        before = self.state.number
+        seen = self._attempt(act, timeout_ms)
+        if before // self._checkpoint_commits != self.state.number // self._checkpoint_commits:
             self._write_soft_checkpoint()
+        return seen
 
     def _record(self, kind: Kind, details: dict[str, Any]) -> None:
         """Under the lock: write one commit, and end the file if it is full."""
         self._commit(kind, Author(new_token()), details=details)
-        if self.state.position >= self._file_bytes_max:
+        if self._is_file_full:
             self._roll_if_possible()
 
     def _record_positions(self, positions: Mapping[TopicPartition, Position], who: str) -> None:
@@ -261,11 +285,10 @@ class Group(Ledger[GroupState]):
             Kind.POSITION, new_token(), self.incarnation, state.number, state.position, now,
             _details(positions, who),
         )  # fmt: skip
-        self._is_stale = True
-        self.journal.append(parts, length)
+        self._write_commit(parts, length)
         state.apply_positions(positions, now, length)
         self._is_stale = False
-        if state.position >= self._file_bytes_max:
+        if self._is_file_full:
             self._roll_if_possible()
 
     def _expire(self) -> int:
@@ -284,7 +307,9 @@ class Group(Ledger[GroupState]):
         super()._finish_file(file, number, data)
         try:
             for covered in self.covered_files():
-                self.storage.remove(self.journal.file_path(covered))
+                path = self.journal.file_path(covered)
+                if self.storage.may_remove(path):
+                    self.storage.remove(path)
         except StorageError as error:
             logger.warning("could not remove old files of group %r: %s", self.name, error)
 
@@ -306,10 +331,10 @@ class Group(Ledger[GroupState]):
 
     @property
     def _checkpoint_commits(self) -> int:
-        return _CHECKPOINT_COMMITS
+        return REMOTE_CHECKPOINT_COMMITS if self.storage.is_remote else _CHECKPOINT_COMMITS
 
 
-def create(storage: LocalStorage, name: str, incarnation: int) -> None:
+def create(storage: Storage, name: str, incarnation: int) -> None:
     """Make a group by its first commit; that another has made it meanwhile is fine."""
     directory = group_home(name, incarnation).directory
     parts, _length, _meta = pack(
@@ -322,14 +347,32 @@ def create(storage: LocalStorage, name: str, incarnation: int) -> None:
         details={"group": name},
     )
     # Before the group exists, so that a missing `synced` always means: lost, check everything.
-    for path, data in (
-        ("synced", Synced(0, 0, storage.boot_id).encode()),
-        (f"journal/{0:020d}.log", b"".join(parts)),
-    ):
-        try:
-            storage.create(f"{directory}/{path}", data)
-        except AlreadyExists:
-            pass
+    with contextlib.suppress(AlreadyExists):
+        storage.create(f"{directory}/synced", Synced(0, 0, storage.boot_id).encode())
+    with contextlib.suppress(AlreadyExists):
+        storage.create_appended(f"{directory}/journal/{0:020d}.log", b"".join(parts))
+
+
+def _by_time_of_topic(
+    positions: Mapping[TopicPartition, Position],
+) -> list[dict[TopicPartition, Position]]:
+    """Divide positions such that each part has one incarnation and epoch of each topic.
+
+    A commit says them once for a topic. Those of partitions only differ if somebody hands on
+    positions that were committed before and after a power cut.
+    """
+    parts: list[dict[TopicPartition, Position]] = []
+    marks: list[dict[str, tuple[int, int]]] = []
+    for place, position in positions.items():
+        mark = position.incarnation, position.epoch
+        for part, known in zip(parts, marks, strict=True):
+            if known.setdefault(place.topic, mark) == mark:
+                part[place] = position
+                break
+        else:
+            parts.append({place: position})
+            marks.append({place.topic: mark})
+    return parts
 
 
 def _details(positions: Mapping[TopicPartition, Position], who: str) -> str:

@@ -17,7 +17,7 @@ from broker.group.state import Position
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers
 from broker.reader import TopicReader
 from broker.records import TopicPartition
-from broker.storage import LocalStorage
+from broker.storage import Storage
 from broker.topic import Topic
 
 _CREATE_TRIES = 10
@@ -29,7 +29,7 @@ class Groups:
 
     def __init__(
         self,
-        storage: LocalStorage,
+        storage: Storage,
         open_topic: Callable[[str], Topic],
         open_reader: Callable[[str], TopicReader],
     ) -> None:
@@ -74,7 +74,7 @@ class Groups:
         finally:
             group.close()
 
-    def publish(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def publish(self, name: str, offsets: Mapping[TopicPartition, int | Position]) -> None:
         """Commit positions for a group that has no members, making it if it is absent."""
         positions = self.locate(offsets)
         group = self.open_or_create(name)
@@ -186,17 +186,21 @@ class Groups:
             if len(dead) < len(members):
                 time.sleep(_WATCH_SECONDS)
 
-    def locate(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Position]:
-        """Return offsets as positions in the topics of today."""
+    def locate(
+        self, offsets: Mapping[TopicPartition, int | Position]
+    ) -> dict[TopicPartition, Position]:
+        """Return offsets as positions in the topics of today; positions stay what they are."""
         marks = self._marks(place.topic for place in offsets)
         located = {}
-        for place, offset in offsets.items():
-            if type(offset) is not int or offset < 0:
+        for place, given in offsets.items():
+            if not isinstance(given, Position):
+                given = Position(given, *marks[place.topic])
+            if any(type(number) is not int or number < 0 for number in given[:3]):
                 raise InvalidOption(
-                    f"{place.topic}-{place.partition} cannot have the position {offset!r}; give an "
-                    "offset from 0 on"
+                    f"{place.topic}-{place.partition} cannot have the position {given.offset!r}; "
+                    "give an offset from 0 on"
                 )
-            located[place] = Position(offset, *marks[place.topic], time=0)
+            located[place] = given
         return located
 
     def current(

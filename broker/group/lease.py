@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import google_crc32c
 
 from broker.errors import AlreadyExists
-from broker.storage import LocalStorage
+from broker.storage import Storage
 
 MAGIC = b"SLL1"
 _PREFIX = struct.Struct("<4sI")
@@ -36,7 +36,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class Lease:
     """The lease of one member, written by that member only."""
 
-    def __init__(self, storage: LocalStorage, directory: str, member_id: str) -> None:
+    def __init__(self, storage: Storage, directory: str, member_id: str) -> None:
         self._storage = storage
         self._path = lease_path(directory, member_id)
         self._counter = 0
@@ -74,13 +74,15 @@ def encode(counter: int, *, is_closed: bool) -> bytes:
 
 def is_closed(data: bytes | None) -> bool:
     """Tell whether a lease's owner has closed it. A torn or missing one proves nothing."""
-    if data is None or len(data) != _PREFIX.size + _LAYOUT.size:
+    return data is not None and is_whole(data) and bool(_LAYOUT.unpack_from(data, _PREFIX.size)[1])
+
+
+def is_whole(data: bytes) -> bool:
+    """Tell whether these are the bytes of a lease, not torn."""
+    if len(data) != _PREFIX.size + _LAYOUT.size:
         return False
     magic, crc = _PREFIX.unpack_from(data)
-    body = data[_PREFIX.size :]
-    if magic != MAGIC or google_crc32c.value(body) != crc:
-        return False
-    return bool(_LAYOUT.unpack(body)[1])
+    return bool(magic == MAGIC and google_crc32c.value(data[_PREFIX.size :]) == crc)
 
 
 @dataclass(slots=True)

@@ -76,7 +76,14 @@ class Rebalancer:
         if member_id not in ids:
             return None
         now = self._clock()
-        self._look_at_topics(ids, now)
+        # Not when a static member is back, which wants what it wanted: a look takes the longer the
+        # more was written since the last. But before the assignment of another is undone, who may
+        # have looked later.
+        is_as_known = self._known == topics and (
+            not is_unsettled or self._looked_members == frozenset(ids)
+        )
+        if not is_as_known or now - self._looked >= self._max_age:
+            self._look_at_topics(now)
         if not is_unsettled and self._known == topics:
             self._first_changed = None
             return None
@@ -87,9 +94,7 @@ class Rebalancer:
         self._group.assign(self._make, self._lock_wait_ms)
         return _TURN_SECONDS
 
-    def _look_at_topics(self, ids: list[str], now: float) -> None:
-        if self._looked_members == frozenset(ids) and now - self._looked < self._max_age:
-            return
+    def _look_at_topics(self, now: float) -> None:
         members = self._group.look(lambda state: list(state.members.values()))
         self._known = self._topics.look(members)
         self._looked = now

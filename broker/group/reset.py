@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.errors import InvalidOption
+from broker.errors import InvalidOption, LostPosition
 from broker.group.state import Position
 from broker.reader import TopicReader
+from broker.records import TopicPartition
 
 KINDS = ("earliest", "latest", "offset", "time", "shift")
 
@@ -44,5 +45,9 @@ class Reset:
                     f"{reader.topic.name}-{partition} has no position to shift; reset it to an "
                     "offset, a time, earliest or latest"
                 )
+            lost_from = position.lost_from(reader.state, partition)
+            if lost_from is not None:
+                place = TopicPartition(reader.topic.name, partition)
+                raise LostPosition(place, position.offset, start, end, lost_from)
             wanted += position.offset
         return min(max(wanted, start), end)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from broker.commit import Commit, Kind
 from broker.errors import CorruptLog
 from broker.records import TopicPartition
+from broker.state import TopicState
 
 
 class Position(NamedTuple):
@@ -30,8 +31,16 @@ class Position(NamedTuple):
     offset: int
     incarnation: int
     epoch: int
-    time: int
+    time: int = 0
     metadata: str = ""
+
+    def lost_from(self, topic: TopicState, partition: int) -> int | None:
+        """Return from where on what was read up to here is gone; None if all of it is there.
+
+        Today's end does not tell: it may have grown over the position again, with other records.
+        """
+        survived = topic.end_of_epoch(self.epoch, partition)
+        return survived if self.offset > survived else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ end of a round, and a round must not hold up the batch.
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
 
 from broker.errors import LogError
 from broker.maintenance.keeping import is_round_due, last_round
+from broker.storage import environment
 from broker.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -26,18 +28,19 @@ def start_if_due(topic: Topic) -> None:
             # Others who commit meanwhile must not start one each.
             topic.storage.touch(last_round(topic.name))
             _start([sys.executable, "-m", "broker.cli", "--log", topic.storage.root, "maintain",
-                    topic.name])  # fmt: skip
+                    topic.name], environment(topic.storage.options))  # fmt: skip
     except (LogError, OSError) as error:
         logger.warning("could not start the maintenance of %s: %s", topic.name, error)
 
 
-def _start(command: list[str]) -> None:
+def _start(command: list[str], variables: dict[str, str]) -> None:
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        env={**os.environ, **variables},
     )
     # Somebody has to hear of its end.
     threading.Thread(target=process.wait, name="spark-log-apart", daemon=True).start()

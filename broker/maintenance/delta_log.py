@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -106,6 +106,8 @@ def is_usable(location: str) -> bool:
     if importlib.util.find_spec("deltalake") is None:
         _tell_once("the package deltalake is not installed; spark-log[table] installs it")
         return False
+    if location.startswith("memory:"):
+        return False  # No other library could read it.
     if "%" in location:
         # The library writes to one place and reads from another.
         _tell_once(
@@ -124,8 +126,11 @@ def _tell_once(reason: str) -> None:
 class DeltaLog:
     """The Delta log of one table, at one version."""
 
-    def __init__(self, location: str) -> None:
-        """Open the table at a path.
+    def __init__(self, location: str, options: Mapping[str, str] | None = None) -> None:
+        """Open the table at a path or address.
+
+        Args:
+            options: of the store, as the library calls them.
 
         Raises:
             FileNotFoundError: there is none.
@@ -135,7 +140,7 @@ class DeltaLog:
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         try:
-            self._table = DeltaTable(_uri(location))
+            self._table = DeltaTable(_uri(location), storage_options=dict(options or {}))
             # Some damage shows only when the actions are read.
             self.present = _present(self._table)
             shape = _shape(self._table)
@@ -186,7 +191,7 @@ class DeltaLog:
             raise DeltaFailed(_first_line(error)) from error
 
 
-def create(location: str, name: str, change: Change) -> None:
+def create(location: str, options: Mapping[str, str], name: str, change: Change) -> None:
     """Begin a Delta log, with the files that a change adds.
 
     Raises:
@@ -202,6 +207,7 @@ def create(location: str, name: str, change: Change) -> None:
             [_add_action(one) for one in change.added],
             partition_by=[PARTITION],
             name=name,
+            storage_options=dict(options),
             commit_properties=_properties(change),
         )
     except DeltaError as error:
@@ -210,7 +216,7 @@ def create(location: str, name: str, change: Change) -> None:
 
 def _uri(location: str) -> str:
     # As an address, or the library would take some names for something else.
-    return Path(location).as_uri()
+    return location if "://" in location else Path(location).as_uri()
 
 
 def _schema() -> Schema:

@@ -9,7 +9,8 @@ One Delta commit brings the table to what the state says. For each partition tha
 carries `txn(spark-log/<topic>/<incarnation>/<partition>, end)`: the end of the offsets that the
 table has ever held. Two who mirror at once collide there, and only files with offsets behind it
 are said to change the data: a stream over the table sees each record once, whatever is merged or
-compacted.
+compacted. The state is looked at after the Delta log is: who slept before, or in between, brings
+the table to a state that is no older than the one it shows, or collides.
 A crash before the Delta commit leaves links, which the next round finds in place.
 """
 
@@ -19,8 +20,10 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import unquote
 
-from broker.errors import CorruptLog
+from broker.errors import CorruptLog, StorageError
 from broker.maintenance import delta_log
 from broker.maintenance.delta_log import Added, Change, Damaged, DeltaFailed, DeltaLog, Present
 from broker.maintenance.delta_log import Removed as RemovedFile
@@ -28,6 +31,7 @@ from broker.naming import born_ms
 from broker.parquet import SealedReader
 from broker.sealed import SealedFile
 from broker.state import TopicState
+from broker.storage import LocalStorage
 from broker.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -39,32 +43,45 @@ _DELTA_LOG = f"{TABLE}/_delta_log"
 _HINT = "mirrored"
 
 
-def mirror(topic: Topic) -> frozenset[str] | None:
-    """Bring the table to what the state says; return the sealed files that it names now.
+class Mirrored(NamedTuple):
+    """A state that the table was brought to: the sealed files that it named, and retired ones.
+
+    Those that were retired by then no table of a later state names, either.
+    """
+
+    named: frozenset[str]
+    retired: frozenset[str]
+
+
+def mirror(topic: Topic) -> Mirrored | None:
+    """Bring the table to what the state says.
 
     None: the table could not be kept, so nobody knows what it names.
     """
-    state = topic.refresh()
-    names = frozenset(file.name for file in state.sealed)
-    if not names and not _has_log(topic):
-        return names
+    found = _mirrored(topic.refresh())
+    if not found.named and not _has_log(topic):
+        return found
     if not delta_log.is_usable(_location(topic)):
-        return None if _has_log(topic) else names
-    _link(topic, names)
-    seen = _digest(topic, names)
+        return None if _has_log(topic) else found
+    _link(topic, found.named)
+    seen = _digest(topic, found.named)
     if topic.storage.read(f"{topic.directory}/{_HINT}") == seen:
-        return names
+        return found
     try:
-        _reconcile(topic, state)
+        found = _reconcile(topic)
     except DeltaFailed as error:
         where = topic.storage.locate(f"{topic.directory}/{TABLE}")
         logger.warning("the Delta table %s is behind until the next maintenance: %s", where, error)
         return None
     # While the Delta log did not name them yet, a `VACUUM` may have taken them for garbage.
-    _link(topic, names)
+    _link(topic, found.named)
     # What was there before the comparison: whatever changed since is found the next time.
     topic.storage.overwrite(f"{topic.directory}/{_HINT}", seen)
-    return names
+    return found
+
+
+def _mirrored(state: TopicState) -> Mirrored:
+    return Mirrored(frozenset(file.name for file in state.sealed), frozenset(state.retired))
 
 
 def _has_log(topic: Topic) -> bool:
@@ -72,7 +89,9 @@ def _has_log(topic: Topic) -> bool:
 
 
 def _link(topic: Topic, names: Iterable[str]) -> None:
-    """Let every sealed file have its second name."""
+    """Let every sealed file have its second name, where a file can have one."""
+    if not isinstance(topic.storage, LocalStorage):
+        return
     held: dict[str, set[str]] = {}
     for name in sorted(names):
         folder, _, file = name.rpartition("/")
@@ -81,7 +100,12 @@ def _link(topic: Topic, names: Iterable[str]) -> None:
         source = f"{topic.directory}/sealed/{name}"
         # One that is lost is not the table's to report: readers do, and verifying.
         if file not in held[folder] and topic.storage.exists(source):
-            topic.storage.link(source, f"{topic.directory}/{TABLE}/{name}")
+            try:
+                topic.storage.link(source, f"{topic.directory}/{TABLE}/{name}")
+            except StorageError:
+                # Others may have replaced it, and removed it this very moment.
+                if topic.storage.exists(source):
+                    raise
 
 
 def _digest(topic: Topic, names: Iterable[str]) -> bytes:
@@ -90,17 +114,21 @@ def _digest(topic: Topic, names: Iterable[str]) -> bytes:
     return hashlib.sha256(json.dumps([sorted(names), stamps]).encode()).hexdigest().encode()
 
 
-def _reconcile(topic: Topic, state: TopicState) -> None:
+def _reconcile(topic: Topic) -> Mirrored:
     """Commit to the Delta log how it differs from the state."""
     now = topic.storage.clock() // 1_000_000
     opened = _open(topic, now)
-    present = [] if opened is None else opened.present
+    state = topic.refresh()
+    found = _mirrored(state)
+    base = _base(topic)
+    present = [] if opened is None else [_named(file, base) for file in opened.present]
     wanted = {file.name: file for file in state.sealed}
     known = {file.path for file in present}
     missing = [file for name, file in wanted.items() if name not in known]
     surplus = [file for file in present if file.path not in wanted]
     if opened is not None and not missing and not surplus:
-        return
+        return found
+    _link(topic, (file.name for file in missing))
     touched = {file.partition for file in missing} | {file.partition for file in surplus}
     held = {
         partition: 0 if opened is None else opened.version_of(_transaction(topic, partition)) or 0
@@ -110,7 +138,7 @@ def _reconcile(topic: Topic, state: TopicState) -> None:
     change = Change(
         time=now,
         added=[_added(topic, file, file.end > held[file.partition]) for file in missing],
-        removed=_removed(missing, surplus, held),
+        removed=_removed(missing, surplus, held, base),
         versions={
             _transaction(topic, partition): max(end, state.sealed_ends[partition])
             for partition, end in held.items()
@@ -118,15 +146,17 @@ def _reconcile(topic: Topic, state: TopicState) -> None:
         note={"sparkLogCommit": str(state.number)},
     )
     if opened is None:
-        delta_log.create(_location(topic), topic.name, change)
+        options = topic.storage.delta_options()
+        delta_log.create(_location(topic), options, topic.name, change)
     else:
         opened.commit(change)
+    return found
 
 
 def _open(topic: Topic, now: int) -> DeltaLog | None:
     """Open the Delta log; one that cannot be used is put aside."""
     try:
-        return DeltaLog(_location(topic))
+        return DeltaLog(_location(topic), topic.storage.delta_options())
     except FileNotFoundError:
         return None
     except Damaged as damage:
@@ -148,7 +178,7 @@ def _added(topic: Topic, file: SealedFile, changes_data: bool) -> Added:
         # Delta keeps milliseconds: rounded outwards, the bounds hold whoever reads them.
         times = file.min_timestamp // 1000, -(-file.max_timestamp // 1000)
     return Added(
-        path=file.name,
+        path=_base(topic) + file.name,
         byte_length=file.byte_length,
         partition=file.partition,
         time=born_ms(file.name) or 0,
@@ -177,7 +207,7 @@ def _offset_bounds(topic: Topic, file: SealedFile) -> tuple[int, int] | None:
 
 
 def _removed(
-    missing: Sequence[SealedFile], surplus: Sequence[Present], held: Mapping[int, int]
+    missing: Sequence[SealedFile], surplus: Sequence[Present], held: Mapping[int, int], base: str
 ) -> list[RemovedFile]:
     """Return what is to be removed: housekeeping, of which a stream need not hear.
 
@@ -185,7 +215,32 @@ def _removed(
     merged before it was mirrored. A stream cannot take just the new ones, so it must stop there.
     """
     mixed = {file.partition for file in missing if file.start < held[file.partition] < file.end}
-    return [RemovedFile(file, file.partition in mixed) for file in surplus]
+    return [
+        RemovedFile(file._replace(path=_address(file.path, base)), file.partition in mixed)
+        for file in surplus
+    ]
+
+
+def _base(topic: Topic) -> str:
+    """Return what comes before a sealed file's name in the Delta log.
+
+    Where files have no second name the Delta log names the sealed files themselves, by their whole
+    address: they lie outside the table's folder, where no outsider's `VACUUM` comes.
+    """
+    return topic.storage.locate(f"{topic.directory}/sealed/") if topic.storage.is_remote else ""
+
+
+def _named(file: Present, base: str) -> Present:
+    """Return a file under the name that the state has for it; others have none."""
+    if not base:
+        return file
+    path = unquote(file.path)
+    return file._replace(path=path.removeprefix(base) if path.startswith(base) else file.path)
+
+
+def _address(path: str, base: str) -> str:
+    """Return what the Delta log calls a file."""
+    return base + path if base and "://" not in path and path.startswith("partition=") else path
 
 
 def _transaction(topic: Topic, partition: int) -> str:

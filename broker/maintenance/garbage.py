@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from broker import index
 from broker.errors import LogError
-from broker.maintenance.delta_view import TABLE
+from broker.maintenance.delta_view import TABLE, Mirrored
 from broker.naming import GARBAGE_AFTER_MS, is_garbage
 from broker.reader import TopicReader
 from broker.state import JournalFile, TopicState
+from broker.storage.local import closing_file
 from broker.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -28,21 +29,24 @@ class Removed:
     """What was removed: relative paths and their bytes."""
 
     paths: list[str] = field(default_factory=list)
+    byte_count: int = 0
 
 
-def clean(topic: Topic, reader: TopicReader, now: int, in_table: frozenset[str] | None) -> Removed:
+def clean(topic: Topic, reader: TopicReader, now: int, mirrored: Mirrored | None) -> Removed:
     """Remove what is not needed any more.
 
     Args:
         reader: of the same topic.
-        in_table: the sealed files that the Delta log names, which stay; None if nobody knows.
+        mirrored: a state that the Delta log has shown, or none if nobody knows what it names. A
+            sealed file retired since then stays: the Delta log may name it still.
     """
     removed = Removed()
     _trim(topic, now)
     state = topic.refresh()
     _remove_journal_files(topic, state, removed)
-    if in_table is not None:
-        _remove_sealed(topic, state, now, in_table, removed)
+    if mirrored is not None:
+        _remove_sealed(topic, state, now, mirrored, removed)
+    _remove_pieces(topic, state, removed)
     _remove_unnamed_data(topic, reader, removed)
     _remove_unfinished(topic, removed)
     return removed
@@ -66,12 +70,23 @@ def _remove_journal_files(topic: Topic, state: TopicState, removed: Removed) -> 
     """Remove the files before the first one that the state names."""
     first = state.files[0].first_number if state.files else state.file_number
     for number in topic.covered_files():
-        if number >= first:
+        if number >= first or not topic.storage.may_remove(topic.journal.file_path(number)):
             return
         for data in _data_files(topic, number):
             _remove(topic, f"data/{data}", removed)
         _remove(topic, f"journal/{number:020d}.log", removed)
         _remove(topic, f"index/{number:020d}.arrow", removed)
+
+
+def _remove_pieces(topic: Topic, state: TopicState, removed: Removed) -> None:
+    """Where a journal file is kept in pieces: merge those of dead writers, remove old ones."""
+    if not topic.storage.is_remote:
+        return
+    for file in state.files:
+        path = topic.journal.file_path(file.first_number)
+        topic.storage.merge(path, file.byte_length)
+        if topic.storage.remove_pieces(path):
+            removed.paths.append(f"journal/{file.first_number:020d}.log+")
 
 
 def _data_files(topic: Topic, file_number: int) -> set[str]:
@@ -88,15 +103,15 @@ def _data_files(topic: Topic, file_number: int) -> set[str]:
 
 
 def _remove_sealed(
-    topic: Topic, state: TopicState, now: int, in_table: frozenset[str], removed: Removed
+    topic: Topic, state: TopicState, now: int, mirrored: Mirrored, removed: Removed
 ) -> None:
     delay = state.settings["table.delete.delay.ms"]
     for path, since in state.retired.items():
         name = path.removeprefix(f"{SEALED}/")
-        if name != path and name not in in_table and now - since >= delay:
+        if name != path and path in mirrored.retired and now - since >= delay:
             _remove(topic, path, removed)
             _remove(topic, f"{TABLE}/{name}", removed)
-    named = {file.name for file in state.sealed} | in_table
+    named = {file.name for file in state.sealed} | mirrored.named
     for folder in topic.storage.list(f"{topic.directory}/{SEALED}"):
         for file in topic.storage.list(f"{topic.directory}/{SEALED}/{folder}"):
             name = f"{folder}/{file}"
@@ -131,6 +146,11 @@ def _remove(topic: Topic, path: str, removed: Removed) -> None:
     """Remove one file; what cannot be removed now is tried again next time."""
     full = f"{topic.directory}/{path}"
     with contextlib.suppress(LogError):
-        if topic.storage.exists(full):
+        file = topic.storage.open_file(full)
+        if file is not None:
+            with closing_file(file):
+                size = file.size()
             topic.storage.remove(full)
             removed.paths.append(path)
+            # What is in the table is the same file by another name.
+            removed.byte_count += 0 if path.startswith(f"{TABLE}/") else size

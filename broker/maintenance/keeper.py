@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from broker.errors import LogError, UnknownTopic
@@ -18,6 +19,8 @@ from broker.topic import Topic
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+# Where looking is a request to a store.
+_REMOTE_LOOK_SECONDS = 30.0
 
 
 class Keeper:
@@ -27,6 +30,7 @@ class Keeper:
         self._make_round = make_round
         self._topics: dict[str, Topic] = {}
         self._seen: dict[str, int] = {}
+        self._looked: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -64,6 +68,13 @@ class Keeper:
             if not topic.state.settings["maintenance.enabled"]:
                 return
             number = topic.state.file_number
+            if topic.storage.is_remote and number == self._seen[topic.name]:
+                now = time.monotonic()
+                if now - self._looked.get(topic.name, now - _REMOTE_LOOK_SECONDS) < (
+                    _REMOTE_LOOK_SECONDS
+                ):
+                    return
+                self._looked[topic.name] = now
             is_full = is_round_due(topic.storage, topic.name)
             # Only a complete file can be sealed: while none was added there is nothing to do.
             if is_full or number != self._seen[topic.name]:

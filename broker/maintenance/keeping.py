@@ -21,7 +21,7 @@ from broker.maintenance.units import AnyUnit, Progress, Write, write_here
 from broker.metrics import Metrics
 from broker.reader import TopicReader
 from broker.sealed import SealedFile
-from broker.storage import FileLock, LocalStorage
+from broker.storage import FileLock, LeaseLock, Storage
 from broker.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -42,28 +42,53 @@ class Silent:
 class TopicMaintenance:
     """What one round did to a topic. `is_held`: somebody else is at it, so nothing was done.
 
-    `compacted_records` are those that went; `compacted_files` those that others replaced.
+    `compacted_records` are those that went, `compacted_bytes` what the files are smaller by, and
+    `compacted_files` those that others replaced. `conflicts`: how often others had committed when
+    a commit was to be made; `dropped_units`: work that did not fit any more then.
     """
 
     topic: str
     sealed_records: int = 0
+    sealed_bytes: int = 0
     sealed_files: int = 0
     merged_files: int = 0
+    merged_bytes: int = 0
     compacted_records: int = 0
+    compacted_bytes: int = 0
     compacted_files: int = 0
     removed_records: int = 0
+    removed_bytes: int = 0
     removed_files: list[str] = field(default_factory=list)
+    conflicts: int = 0
+    dropped_units: int = 0
     is_held: bool = False
 
 
+# Fields of `TopicMaintenance`, and what they are counted as.
+_COUNTED = {
+    "sealed_records": "sealed-records",
+    "sealed_bytes": "sealed-bytes",
+    "sealed_files": "sealed-files",
+    "merged_files": "merged-files",
+    "merged_bytes": "merged-bytes",
+    "compacted_records": "compacted-records",
+    "compacted_bytes": "compacted-bytes",
+    "compacted_files": "compacted-files",
+    "removed_records": "removed-records",
+    "removed_bytes": "removed-bytes",
+    "conflicts": "conflict",
+    "dropped_units": "dropped-unit",
+}
+
+
 def new_metrics() -> Metrics:
-    """Return what rounds of maintenance count."""
-    what = ["round", "sealed-records", "sealed-files", "merged-files", "compacted-records"]
-    return Metrics(
-        "maintenance-metrics",
-        [*what, "removed-records", "removed-files"],
-        {"round-latency": "round"},
-    )
+    """Return what rounds of maintenance count.
+
+    `held-round` are those that did nothing since another was at it, `round-error` those that
+    failed; `expired-positions` are those of consumer groups.
+    """
+    rounds = ["round", "held-round", "round-error", "removed-files", "expired-positions"]
+    return Metrics("maintenance-metrics", [*rounds, *_COUNTED.values()], {"round-latency": "round"})
 
 
 class Round:
@@ -71,7 +96,7 @@ class Round:
 
     def __init__(
         self,
-        storage: LocalStorage,
+        storage: Storage,
         name: str,
         incarnation: int,
         *,
@@ -101,6 +126,7 @@ class Round:
         with hold(self._storage, self._name) as is_ours:
             if not is_ours:
                 self.done.is_held = True
+                self._metrics.add("held-round")
                 return self.done
             begun = time.monotonic()
             topic = Topic(self._storage, self._name, self._incarnation, write=True)
@@ -108,22 +134,23 @@ class Round:
             try:
                 with contextlib.suppress(Stopped):
                     self._run(topic, reader, is_forced, only_seal)
+            except LogError:
+                self._metrics.add("round-error")
+                raise
             finally:
                 reader.close()
                 topic.close()
+                self.done.conflicts = topic.conflict_count
                 self._count(time.monotonic() - begun)
         return self.done
 
     def _count(self, seconds: float) -> None:
-        done, totals = self.done, self._metrics.totals
-        totals["round"] += 1
-        totals["round-latency"] += seconds
-        totals["sealed-records"] += done.sealed_records
-        totals["sealed-files"] += done.sealed_files
-        totals["merged-files"] += done.merged_files
-        totals["compacted-records"] += done.compacted_records
-        totals["removed-records"] += done.removed_records
-        totals["removed-files"] += len(done.removed_files)
+        metrics = self._metrics
+        metrics.add("round")
+        metrics.add("round-latency", seconds)
+        metrics.add("removed-files", len(self.done.removed_files))
+        for name, counted in _COUNTED.items():
+            metrics.add(counted, getattr(self.done, name))
 
     def _run(self, topic: Topic, reader: TopicReader, is_forced: bool, only_seal: bool) -> None:
         if not only_seal:
@@ -139,8 +166,10 @@ class Round:
             return
         self._do(topic, reader, compaction.plan(reader.refresh(), self._now()))
         self._do(topic, reader, sealing.plan_merges(reader.refresh()))
-        in_table = delta_view.mirror(topic)
-        self.done.removed_files += garbage.clean(topic, reader, self._now(), in_table).paths
+        mirrored = delta_view.mirror(topic)
+        removed = garbage.clean(topic, reader, self._now(), mirrored)
+        self.done.removed_files += removed.paths
+        self.done.removed_bytes += removed.byte_count
         self._storage.touch(last_round(self._name))
         self._raise_damage()
 
@@ -170,7 +199,8 @@ class Round:
         starts = retention.plan(reader, self._now())
         if starts:
             self.done.removed_records += sum(
-                start - state.starts[partition] for partition, start in starts.items()
+                state.record_count(partition, state.starts[partition], start)
+                for partition, start in starts.items()
             )
             topic.truncate(starts)
 
@@ -185,20 +215,27 @@ class Round:
                 if written is None or not self._commit(
                     topic, reader, written, unit.removed, cleaned
                 ):
+                    self.done.dropped_units += 1
                     logger.info("others changed what %s was to be made of: nothing done", unit)
                 else:
                     self._note(unit, written)
 
     def _note(self, unit: AnyUnit, written: list[SealedFile]) -> None:
+        done = self.done
         count = sum(file.record_count for file in written)
+        size = sum(file.byte_length for file in written)
         if isinstance(unit, CompactionUnit):
-            self.done.compacted_files += len(unit.files)
-            self.done.compacted_records += unit.record_count - count
+            done.compacted_files += len(unit.files)
+            done.compacted_records += unit.record_count - count
+            # Few records may need more room than before, and a total never goes back.
+            done.compacted_bytes += max(0, sum(file.byte_length for file in unit.files) - size)
         elif unit.removed:
-            self.done.merged_files += len(unit.removed)
+            done.merged_files += len(unit.removed)
+            done.merged_bytes += size
         else:
-            self.done.sealed_files += len(written)
-            self.done.sealed_records += count
+            done.sealed_files += len(written)
+            done.sealed_records += count
+            done.sealed_bytes += size
 
     def _commit(
         self,
@@ -225,7 +262,7 @@ class Round:
         return self._storage.clock() // 1_000_000
 
 
-def is_round_due(storage: LocalStorage, topic: str) -> bool:
+def is_round_due(storage: Storage, topic: str) -> bool:
     """Tell whether nobody has maintained a topic for some minutes; a new topic was just now."""
     age = storage.age_ms(last_round(topic))
     if age is None:
@@ -240,7 +277,7 @@ def last_round(topic: str) -> str:
 
 
 @contextlib.contextmanager
-def hold(storage: LocalStorage, topic: str) -> Iterator[bool]:
+def hold(storage: Storage, topic: str) -> Iterator[bool]:
     """Be the only one who maintains a topic; yields false if another one is."""
     # No topic has such a name, so no topic has such a lock.
     held = _Held(storage.lock(f"maintain={topic}"))
@@ -256,7 +293,7 @@ def hold(storage: LocalStorage, topic: str) -> Iterator[bool]:
 class _Held:
     """The lock of who maintains a topic. A forked child lets go of it, and so outlives no one."""
 
-    def __init__(self, lock: FileLock) -> None:
+    def __init__(self, lock: FileLock | LeaseLock) -> None:
         self._lock = lock
         self._is_ours = False
         forks.remember(self)

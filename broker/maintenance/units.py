@@ -7,7 +7,7 @@ or for nothing, are files that nobody names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
@@ -50,9 +50,11 @@ def write_here(
         yield unit, _write(reader, unit, progress.advance)
 
 
-def write_elsewhere(root: str, topic: str, incarnation: int, unit: AnyUnit) -> Written:
+def write_elsewhere(
+    root: str, storage: Mapping[str, str], topic: str, incarnation: int, unit: AnyUnit
+) -> Written:
     """Write one unit, or a part of one, in any process that sees the files."""
-    reader = TopicReader(open_storage(root), topic, incarnation)
+    reader = TopicReader(open_storage(root, storage), topic, incarnation)
     try:
         reader.refresh()
         return _write(reader, unit, lambda count: None)

@@ -1,7 +1,26 @@
-"""Bytes on local disk: the only package that touches files."""
+"""Bytes on a local disk, HDFS or an object store: the only package that touches files."""
 
 from broker.storage.local import AppendFile, FileLock, LocalStorage
-from broker.storage.open import open_storage
+from broker.storage.open import Storage, environment, open_storage
+from broker.storage.pieces import PieceFile, RangeFile
+from broker.storage.remote import LeaseLock, RemoteStorage
 from broker.storage.watch import Watch
 
-__all__ = ["AppendFile", "FileLock", "LocalStorage", "Watch", "open_storage"]
+File = AppendFile | PieceFile | RangeFile
+GrowingFile = AppendFile | PieceFile
+
+__all__ = [
+    "AppendFile",
+    "File",
+    "FileLock",
+    "GrowingFile",
+    "LeaseLock",
+    "LocalStorage",
+    "PieceFile",
+    "RangeFile",
+    "RemoteStorage",
+    "Storage",
+    "Watch",
+    "environment",
+    "open_storage",
+]

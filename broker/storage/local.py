@@ -16,10 +16,13 @@ import random
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
+from typing import BinaryIO, Protocol, TypeVar
+
+import pyarrow as pa
 
 from broker.errors import (
     AlreadyExists,
@@ -29,18 +32,33 @@ from broker.errors import (
     OutcomeUnknown,
     StorageError,
 )
+from broker.storage.temporary import TEMPORARY
 from broker.storage.watch import Watch
 
-TEMPORARY = ".tmp-"
 # Copying so few bytes together costs less than handing the kernel a list.
 _JOIN_BYTES_MAX = 1 << 14
+# From here on mapping a file costs less than copying out of it.
+_MAP_BYTES_MIN = 1 << 17
 _REMOVE_TRIES = 100
 _REMOVE_PAUSE_SECONDS = 0.01
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+Closeable = TypeVar("Closeable", bound=_Closes)
+
+
 class LocalStorage:
     """One log's files below `root`. Paths are relative, with forward slashes."""
+
+    # What was written may be torn, and lost in a power cut until it is synced.
+    is_remote = False
+    # How many appends a file may have; any number.
+    pieces_max: int | None = None
+    options: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, root: str, boot_id: str | None = None, clock: Callable[[], int] = time.time_ns
@@ -83,6 +101,10 @@ class LocalStorage:
         if sync:
             self.sync_directory(os.path.dirname(path))
 
+    def create_appended(self, path: str, data: bytes) -> None:
+        """Make a file that will be appended to, with its first bytes."""
+        self.create(path, data)
+
     @contextmanager
     def create_stream(self, path: str) -> Iterator[BinaryIO]:
         """Write a file piece by piece; it appears, durable, when the block ends without error."""
@@ -102,6 +124,14 @@ class LocalStorage:
         finally:
             _remove_quietly(temporary)
         self.sync_directory(os.path.dirname(path))
+
+    @contextmanager
+    def guard(self, path: str) -> Iterator[None]:
+        """Turn what goes wrong while a file is written by others' code into our errors."""
+        try:
+            yield
+        except OSError as error:
+            raise translate(error, self.locate(path)) from error
 
     def link(self, path: str, to: str) -> None:
         """Let a file have a second name; that it has it already is fine."""
@@ -244,8 +274,36 @@ class LocalStorage:
         except OSError as error:
             raise translate(error, target) from error
 
+    def open_appended(
+        self, path: str, *, write: bool, create: bool, position: int, count: int
+    ) -> AppendFile | None:
+        """Open a file that may still grow; the place at which it is read on does not matter."""
+        return self.open_file(path, write=write, create=create)
+
     def _file(self, target: str, descriptor: int) -> AppendFile:
         return AppendFile(target, descriptor)
+
+    def merge(self, path: str, byte_length: int) -> None:
+        """An appended file is one file here already."""
+
+    def may_remove(self, path: str) -> bool:
+        """Who has a file open can read on when its name is gone."""
+        return True
+
+    def remove_pieces(self, path: str) -> bool:
+        """There are none."""
+        return False
+
+    def writer_lock(self, name: str) -> FileLock:
+        """Return the lock under which files are appended to."""
+        return self.lock(name)
+
+    def delta_options(self) -> dict[str, str]:
+        """Return what the library `deltalake` needs to know to get here."""
+        return {}
+
+    def check_is_safe(self) -> None:
+        """A local disk is known to be."""
 
     def lock(self, name: str) -> FileLock:
         return FileLock(self.locate(f"locks/{name}"))
@@ -303,6 +361,17 @@ class AppendFile:
             except OSError as error:
                 raise translate(error, self.path) from error
         return self._map
+
+    def buffer(self, start: int, length: int) -> pa.Buffer:
+        """Return bytes that lie within valid commits: a copy of few, a mapping of many."""
+        end = start + length
+        if length >= _MAP_BYTES_MIN or self.mapped >= end:
+            return pa.py_buffer(self.map(end)).slice(start, length)
+        return pa.py_buffer(self.read(start, length))
+
+    def is_at(self, position: int) -> bool:
+        """Tell whether the file ends here. Cheap: one system call."""
+        return self.size() == position
 
     def append(self, parts: Sequence[bytes | memoryview], length: int, position: int) -> None:
         """Write `parts`, `length` bytes in all, at the end, which is `position`. All or nothing.
@@ -465,7 +534,7 @@ def _remove_quietly(path: str) -> None:
 
 
 @contextmanager
-def closing_file(file: AppendFile) -> Iterator[AppendFile]:
+def closing_file(file: Closeable) -> Iterator[Closeable]:
     try:
         yield file
     finally:

@@ -44,11 +44,36 @@ class TopicReport:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupReport:
+    """One consumer group: how much of its journal was read, what it says, and what was not right.
+
+    Members and positions are as far as they are known: damage may hide some.
+    """
+
+    group: str
+    incarnation: int
+    commit_count: int
+    member_count: int
+    position_count: int
+    byte_count: int
+    damage: tuple[Damage, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.damage
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """A log, or one topic of it. Notes are worth knowing but are no damage."""
+    """A log, or one topic or group of it. Notes are worth knowing but are no damage.
+
+    Counts are those of the topics.
+    """
 
     root: str
     topics: tuple[TopicReport, ...]
+    groups: tuple[GroupReport, ...]
     damage: tuple[Damage, ...]
     notes: tuple[str, ...]
 
@@ -83,7 +108,7 @@ class VerifyReport:
 
 @dataclass(slots=True)
 class Findings:
-    """What has been found in one topic so far."""
+    """What has been found in one topic or group so far."""
 
     commit_count: int = 0
     frame_count: int = 0
@@ -109,9 +134,6 @@ class Findings:
         self.notes.append(text)
 
     def report(self, topic: str, incarnation: int) -> TopicReport:
-        notes = list(self.notes)
-        if self._unlisted_count:
-            notes.append(f"{self._unlisted_count} further damaged places are not listed")
         return TopicReport(
             topic,
             incarnation,
@@ -122,5 +144,24 @@ class Findings:
             self.sealed_file_count,
             self.sealed_record_count,
             tuple(self.damage),
-            tuple(notes),
+            self._all_notes(),
         )
+
+    def group_report(
+        self, group: str, incarnation: int, *, member_count: int, position_count: int
+    ) -> GroupReport:
+        return GroupReport(
+            group,
+            incarnation,
+            self.commit_count,
+            member_count,
+            position_count,
+            self.byte_count,
+            tuple(self.damage),
+            self._all_notes(),
+        )
+
+    def _all_notes(self) -> tuple[str, ...]:
+        if not self._unlisted_count:
+            return tuple(self.notes)
+        return (*self.notes, f"{self._unlisted_count} further damaged places are not listed")

@@ -10,7 +10,7 @@ import pyarrow as pa
 from broker import batch as frames_of
 from broker.commit import BY_REFERENCE, HEADER, LOG_APPEND, ROW, Commit
 from broker.errors import CorruptLog, LogError
-from broker.storage import AppendFile, LocalStorage
+from broker.storage import File, Storage
 from broker.verify.findings import Damage
 
 _ZEROS = bytes(7)
@@ -28,10 +28,10 @@ class ByteSource(Protocol):
 class FrameCheck:
     """Checks the frames that commits hold or name. Keeps one data file open."""
 
-    def __init__(self, storage: LocalStorage, directory: str) -> None:
+    def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self._directory = directory
-        self._file: AppendFile | None = None
+        self._file: File | None = None
         self.named: set[str] = set()
 
     def check(self, commit: Commit, journal: ByteSource) -> list[Damage]:
@@ -61,7 +61,7 @@ class FrameCheck:
             self._file.close()
             self._file = None
 
-    def _data_file(self, commit: Commit, row: tuple[Any, ...], journal: ByteSource) -> AppendFile:
+    def _data_file(self, commit: Commit, row: tuple[Any, ...], journal: ByteSource) -> File:
         try:
             name = str(commit.details()["files"][row[2]])
         except (ValueError, LookupError, TypeError):

@@ -1,12 +1,12 @@
-"""Reading a topic's journal from its first byte to its last, past any damage.
+"""Reading the journal of a topic or a group from its first byte to its last, past any damage.
 
 The end is fixed when the walk begins: the last file there was, and its length. So a walk ends
 however fast others write, and what was complete then must be whole. A commit that seems damaged at
 the growing end is read again before it is believed to be: a writer may have been cutting a dead
 writer's rest, or may be in the middle of writing.
 
-The first files may have been removed since all their records are sealed or gone. What is wrong with
-a file that nothing needs any more is no damage; which those are is known at the end.
+The first files may have been removed since nobody needs them any more. What is wrong with such a
+file is no damage; which those are is known at the end.
 
 Behind a damaged header the next commit is found by its magic; a header's checksum covers its own
 position, so no other bytes are taken for one.
@@ -17,14 +17,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import google_crc32c
 
 from broker.commit import BY_REFERENCE, HEADER, MAGIC, ROW, Commit, Kind, unpack
 from broker.errors import CorruptLog, StorageError, UnsupportedFormat
-from broker.state import TopicState
-from broker.storage import AppendFile, LocalStorage
+from broker.ledger import State
+from broker.storage import File, Storage
 from broker.storage.local import closing_file
 from broker.verify.findings import Damage, Findings
 from broker.verify.frames import FrameCheck
@@ -57,7 +57,7 @@ class Examined(NamedTuple):
 class Window:
     """A file read in blocks, so that many small commits do not cost a system call each."""
 
-    def __init__(self, file: AppendFile) -> None:
+    def __init__(self, file: File) -> None:
         self._file = file
         self.path = file.path
         self.forget()
@@ -85,17 +85,17 @@ class Window:
         return self._file.size()
 
 
-class JournalWalk:
-    """One pass over the journal of a topic incarnation."""
+class JournalWalk(Generic[State]):
+    """One pass over the journal of one incarnation."""
 
     def __init__(
         self,
-        storage: LocalStorage,
+        storage: Storage,
         directory: str,
-        incarnation: int,
+        replay: Replay[State],
         findings: Findings,
-        on_commit: Callable[[TopicState, bool], None],
-        on_file_end: Callable[[TopicState, bool], None],
+        on_commit: Callable[[State, bool], None],
+        on_file_end: Callable[[State, bool], None],
     ) -> None:
         """Args:
         on_commit: called with the state after each commit, and whether all of it is certain.
@@ -103,14 +103,14 @@ class JournalWalk:
         """
         self._storage = storage
         self._directory = directory
-        self._incarnation = incarnation
+        self._incarnation = replay.state.incarnation
         self._findings = findings
         self._on_commit = on_commit
         self._on_file_end = on_file_end
         self._pause_count = 0
         self._next_file: int | None = 0
         self.frames = FrameCheck(storage, directory)
-        self.replay = Replay(incarnation)
+        self.replay = replay
         self.valid_ends: dict[int, int] = {}
         self.first_file = 0
         self._gaps: list[Gap] = []

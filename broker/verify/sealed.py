@@ -13,7 +13,7 @@ from broker.errors import CorruptLog, LogError, MissingFile
 from broker.parquet import SealedReader
 from broker.sealed import SealedFile
 from broker.state import TopicState
-from broker.storage import LocalStorage
+from broker.storage import Storage
 from broker.storage.local import closing_file
 from broker.verify.findings import Findings
 
@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 class SealedCheck:
     """The sealed files of one topic incarnation, while they are verified."""
 
-    def __init__(self, storage: LocalStorage, directory: str, findings: Findings) -> None:
+    def __init__(self, storage: Storage, directory: str, findings: Findings) -> None:
         self._storage = storage
         self._directory = directory
         self._findings = findings

@@ -1,0 +1,349 @@
+"""HDFS through `hdfs-native`: the protocol itself, with no Java and no gateway.
+
+Put-if-absent is a temporary file, closed, then renamed without overwriting: the name node does
+that at once or not at all, and nobody sees a file in the making under its own name. The client
+repeats a request whose connection broke, so our own success can come back as "exists": whoever
+calls `put_new` compares what is there with what it put.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, ClassVar, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import hdfs_native
+
+from broker.errors import AlreadyExists, InvalidOption, StorageError, StoreUnavailable
+from broker.storage.store import Entry
+from broker.storage.temporary import TEMPORARY
+
+Answer = TypeVar("Answer")
+
+# A write goes on with the datanodes that are left, instead of failing because there is no other
+# to take the place of a dead one.
+_DEFAULTS = {
+    "dfs.client.block.write.replace-datanode-on-failure.enable": "false",
+    "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
+    "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
+}
+# Until the name node knows that a datanode is dead, it may hand it out again.
+_WRITE_TRIES = 20
+_WRITE_PAUSE_SECONDS = 1.0
+_REACH_SECONDS = 5.0
+
+
+class HdfsStore:
+    """One folder of an HDFS.
+
+    Args:
+        address: `hdfs://host:port/folder`, or `hdfs://nameservice/folder` with Hadoop's own
+            configuration in `HADOOP_CONF_DIR`.
+        options: `dfs.*` settings of the client; `poll.ms`.
+    """
+
+    is_known = True
+
+    def __init__(self, address: str, options: Mapping[str, str]) -> None:
+        parts = urlsplit(address)
+        if not parts.netloc:
+            raise InvalidOption(
+                f"{address} names no name node; write hdfs://host:port/folder of your HDFS"
+            )
+        rest = dict(options)
+        self.poll_seconds = float(rest.pop("poll.ms", 100)) / 1000
+        self._folder = unquote(parts.path).rstrip("/")
+        self._server = f"hdfs://{parts.netloc}"
+        self.root = f"{self._server}{self._folder}"
+        user = rest.pop("user", None)
+        if user is not None:
+            os.environ["HADOOP_USER_NAME"] = user
+        self._settings = {**_DEFAULTS, **rest}
+        self._clients: dict[int, _Client] = {}
+        self._lock = threading.Lock()
+
+    def locate(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def get(self, path: str, start: int = 0, length: int | None = None) -> bytes | None:
+        def read(client: hdfs_native.Client) -> bytes:
+            reader = client.read(self._path(path))
+            size = len(reader)
+            count = size - start if length is None else min(length, size - start)
+            return bytes(reader.read_range(start, count)) if count > 0 else b""
+
+        try:
+            return self._ask(path, read)
+        except FileNotFoundError:
+            return None
+
+    def put_new(self, path: str, data: bytes) -> None:
+        temporary = self._write_aside(path, data)
+        try:
+            self._ask(
+                path, lambda client: client.rename(temporary, self._path(path), overwrite=False)
+            )
+        except FileExistsError:
+            self._delete_quietly(temporary)
+            raise AlreadyExists(f"{self.locate(path)} exists already") from None
+        except FileNotFoundError:
+            # The rename was carried out and its answer lost: the client asked a second time.
+            raise StoreUnavailable(f"{self.locate(path)}: the rename was asked for twice") from None
+        except StoreUnavailable:
+            raise
+        except StorageError:
+            self._delete_quietly(temporary)
+            raise
+
+    def put(self, path: str, data: bytes) -> None:
+        temporary = self._write_aside(path, data)
+        self._ask(path, lambda client: client.rename(temporary, self._path(path), overwrite=True))
+
+    @contextlib.contextmanager
+    def stream(self, path: str) -> Iterator[BinaryIO]:
+        temporary = self._temporary(path)
+        writer = self._ask(path, lambda client: client.create(temporary, _new_file()))
+        counted = _Counted(writer)
+        try:
+            yield counted  # type: ignore[misc]
+            self._ask(path, lambda client: writer.close())
+            self._ask(
+                path, lambda client: client.rename(temporary, self._path(path), overwrite=False)
+            )
+        except FileExistsError:
+            self._delete_quietly(temporary)
+            raise AlreadyExists(f"{self.locate(path)} exists already") from None
+        except BaseException:
+            _let_go(writer)
+            self._delete_quietly(temporary)
+            raise
+
+    def stat(self, path: str) -> Entry | None:
+        try:
+            status = self._ask(path, lambda client: client.get_file_info(self._path(path)))
+        except FileNotFoundError:
+            return None
+        return _entry(status)
+
+    def entries(self, path: str) -> list[Entry]:
+        try:
+            found = self._ask(path, lambda client: list(client.list_status(self._path(path))))
+        except FileNotFoundError:
+            return []
+        return [_entry(status) for status in found]
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(path, lambda client: client.delete(self._path(path), recursive=False))
+
+    def delete_tree(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(path, lambda client: client.delete(self._path(path), recursive=True))
+
+    def rename(self, path: str, to: str) -> None:
+        def move(client: hdfs_native.Client) -> None:
+            client.mkdirs(os.path.dirname(self._path(to)), 0o755, create_parent=True)
+            client.rename(self._path(path), self._path(to), overwrite=False)
+
+        self._ask(path, move)
+
+    def delta_options(self) -> dict[str, str]:
+        return dict(self._settings)
+
+    def translate(self, error: Exception, path: str) -> StorageError:
+        return _translate(error, self.locate(path))
+
+    def close(self) -> None:
+        self._clients.clear()
+
+    def _write_aside(self, path: str, data: bytes) -> str:
+        """Write a temporary file; another one if a datanode died under the first."""
+        for rest in reversed(range(_WRITE_TRIES)):
+            temporary = self._temporary(path)
+            try:
+                self._ask(path, lambda client, to=temporary: _write(client, to, data))  # type: ignore[misc]
+                return temporary
+            except StoreUnavailable:
+                self._delete_quietly(temporary)
+                if not rest:
+                    raise
+                time.sleep(_WRITE_PAUSE_SECONDS)
+        raise AssertionError("the last try returned or raised")
+
+    def _ask(self, path: str, request: Callable[[hdfs_native.Client], Answer]) -> Answer:
+        try:
+            return request(self._client().native)
+        except (FileExistsError, FileNotFoundError, StorageError):
+            raise
+        except (OSError, RuntimeError) as error:
+            raise _translate(error, self.locate(path)) from error
+
+    def _client(self) -> _Client:
+        """Return this process's client: its threads do not survive a fork."""
+        process_id = os.getpid()
+        client = self._clients.get(process_id)
+        if client is None:
+            with self._lock:
+                client = self._clients.get(process_id)
+                if client is None:
+                    _Client.check_not_forked(self.root)
+                    self._check_reachable()
+                    try:
+                        client = _Client(hdfs_native.Client(self._server, self._settings))
+                    except (OSError, RuntimeError, ValueError) as error:
+                        raise _translate(error, self.root) from error
+                    self._clients = {process_id: client}
+        return client
+
+    def _check_reachable(self) -> None:
+        """Say at once what the client would say after minutes: that there is no such name node."""
+        parts = urlsplit(self._server)
+        if parts.port is None:
+            return  # A name service, whose name nodes Hadoop's own configuration knows.
+        try:
+            socket.create_connection((parts.hostname, parts.port), _REACH_SECONDS).close()
+        except socket.gaierror:
+            raise StorageError(
+                f"{self.root}: there is no host {parts.hostname!r}; check the address"
+            ) from None
+        except OSError as error:
+            # Not worth asking again: who has just been started is told at once.
+            raise StorageError(
+                f"{self.root}: nobody answers at {parts.hostname}:{parts.port} "
+                f"({error.strerror or error}); check the address, and that the name node runs"
+            ) from None
+
+    def _path(self, path: str) -> str:
+        return f"{self._folder}/{path}" if path else self._folder or "/"
+
+    def _temporary(self, path: str) -> str:
+        folder = os.path.dirname(self._path(path))
+        return f"{folder}/{TEMPORARY}{uuid.uuid4().hex}"
+
+    def _delete_quietly(self, full_path: str) -> None:
+        with contextlib.suppress(OSError, RuntimeError, StorageError):
+            self._client().native.delete(full_path, recursive=False)
+
+
+class _Client:
+    """The driver's client. Its threads are not in a forked child, which would wait for them.
+
+    So the child never lets go of a client that it inherited, and gets no new one either: the
+    driver keeps connections for the whole process, and those of the parent do not answer there.
+    """
+
+    _alive: ClassVar[weakref.WeakSet[_Client]] = weakref.WeakSet()
+    _held: ClassVar[list[list[_Client]]] = []  # One list for each thread that forks.
+
+    _process_id: ClassVar[int | None] = None  # Whose threads the driver has.
+
+    def __init__(self, native: hdfs_native.Client) -> None:
+        self.native = native
+        self._alive.add(self)
+        _Client._process_id = os.getpid()
+
+    @classmethod
+    def check_not_forked(cls, root: str) -> None:
+        if cls._process_id not in (None, os.getpid()):
+            raise StorageError(
+                f"{root} cannot be used here: this process was forked from one that used HDFS; "
+                "start it anew instead, as multiprocessing does with the method 'spawn'"
+            )
+
+    @classmethod
+    def hold_all(cls) -> None:
+        cls._held.append(list(cls._alive))
+
+    @classmethod
+    def release_all(cls) -> None:
+        cls._held.pop()
+
+
+# The child does not release them.
+os.register_at_fork(before=_Client.hold_all, after_in_parent=_Client.release_all)
+
+
+class _Counted:
+    """A file in the making that knows how much it has taken, as writers of Parquet ask."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._count = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        length = memoryview(data).nbytes
+        self._writer.write(data)
+        self._count += length
+        return length
+
+    def tell(self) -> int:
+        return self._count
+
+    def flush(self) -> None:
+        """All that counts is done when the file is closed."""
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Whoever made this closes the file itself."""
+
+
+def _let_go(writer: Any) -> None:
+    """Forget a writer that failed, elsewhere: the client completes its file, which may take long.
+
+    What it leaves under its temporary name is nobody's.
+    """
+    held = [writer]
+    threading.Thread(target=held.clear, name="spark-log-hdfs", daemon=True).start()
+
+
+def _new_file() -> hdfs_native.WriteOptions:
+    return hdfs_native.WriteOptions(overwrite=False, create_parent=True)
+
+
+def _write(client: hdfs_native.Client, path: str, data: bytes) -> None:
+    writer = client.create(path, _new_file())
+    try:
+        writer.write(data)
+        writer.close()
+    except BaseException:
+        _let_go(writer)
+        raise
+
+
+def _entry(status: Any) -> Entry:
+    name = status.path.rstrip("/").rpartition("/")[2]
+    return Entry(name, status.length, status.modification_time, status.isdir)
+
+
+def _translate(error: Exception, address: str) -> StorageError:
+    """Turn the client's error into ours: what, where, and what to do."""
+    text = str(error).partition("\n")[0].strip()
+    if isinstance(error, PermissionError) or "AccessControlException" in text:
+        return StorageError(
+            f"not allowed to write or read {address} as {_user()}: {text}; check its owner, or "
+            "set HADOOP_USER_NAME"
+        )
+    if "SafeMode" in text:
+        return StoreUnavailable(f"{address}: the name node is in safe mode; waiting for it")
+    return StoreUnavailable(f"{address}: HDFS does not answer: {text}")
+
+
+def _user() -> str:
+    return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()

@@ -1,0 +1,292 @@
+"""An append-only file on a store that cannot append: one object for each append, until merged.
+
+`<file>+/<n, 10 digits>` is what the n-th append wrote. It is put where nothing is, so of several
+who append at once one succeeds, and the others learn that the end has moved. When the file has
+ended, its pieces are merged into one object, `<file>`, with the same bytes; after a time of grace
+the pieces go.
+
+Removing a piece makes its name free again, and somebody who slept meanwhile could put there.
+Therefore nobody trusts pieces for longer than half the time of grace without asking whether the
+file was merged, and whether the last piece that it knows is still there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from broker.errors import AlreadyExists, Conflict, CorruptLog, MissingFile, OutcomeUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from broker.storage.remote import RemoteStorage
+
+FOLDER_SUFFIX = "+"
+# From the moment a file is merged to that at which its pieces may go.
+GRACE_MS = 3_600_000
+# How many pieces are asked for at once.
+_AHEAD_MAX = 32
+_BLOCK_MIN = 1 << 18
+_BLOCK_MAX = 8 << 20
+
+
+def boot_seconds() -> float:
+    """Return a clock that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class RangeFile:
+    """One object, read in ranges. Who reads on from where it stopped is read ahead for."""
+
+    def __init__(self, storage: RemoteStorage, path: str, size: int) -> None:
+        self.path = storage.locate(path)
+        self._storage = storage
+        self._name = path
+        self._size = size
+        self._block = b""
+        self._start = 0
+        self._step = _BLOCK_MIN
+
+    def size(self) -> int:
+        return self._size
+
+    def sync(self) -> None:
+        """A store that has answered keeps what it was given."""
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return up to `length` bytes from `start`: fewer only at the end of the file."""
+        length = min(length, self._size - start)
+        if length <= 0:
+            return b""
+        behind = self._start + len(self._block)
+        if not self._start <= start <= start + length <= behind:
+            self._step = min(self._step * 2, _BLOCK_MAX) if start == behind else _BLOCK_MIN
+            self._block = self._get(start, min(max(length, self._step), self._size - start))
+            self._start = start
+        at = start - self._start
+        return self._block[at : at + length]
+
+    def buffer(self, start: int, length: int) -> pa.Buffer:
+        return pa.py_buffer(self.read(start, length))
+
+    def map(self, end: int) -> bytes:
+        """Return the bytes [0, end)."""
+        return self._get(0, end)
+
+    def close(self) -> None:
+        self._block = b""
+
+    def _get(self, start: int, length: int) -> bytes:
+        data = self._storage.get_range(self._name, start, length)
+        if data is None:
+            raise MissingFile(self.path, 0, "the file is missing")
+        if len(data) < length:
+            raise CorruptLog(self.path, start + len(data), "the file is shorter than what it held")
+        return data
+
+
+class PieceFile:
+    """A file in pieces. All of one process that have it open share this, so it has a mutex.
+
+    It knows a run of pieces from some piece on: where each begins, and where the last ends.
+    """
+
+    def __init__(self, storage: RemoteStorage, path: str, position: int, count: int) -> None:
+        self.path = storage.locate(path)
+        self._storage = storage
+        self._name = path
+        self._first = count
+        self._bounds = [position]
+        self._is_behind = True
+        self._mutex = threading.RLock()
+        self._merged: RangeFile | None = None
+        self._looked = -1e18
+        self._last: bytes | None = None  # The last known piece, to know it again.
+
+    def size(self) -> int:
+        """Ask how far the file has come."""
+        with self._mutex:
+            self._look_again()
+            if self._merged is not None:
+                return self._merged.size()
+            ahead = 1
+            while True:
+                first = self._first + len(self._bounds) - 1
+                found = self._storage.get_run(
+                    [self.piece(first + number) for number in range(ahead)]
+                )
+                for data in found:
+                    self._bounds.append(self._bounds[-1] + len(data))
+                    self._last = data
+                if len(found) < ahead:
+                    break
+                ahead = min(2 * ahead, _AHEAD_MAX)
+            self._is_behind = False
+            return self._bounds[-1]
+
+    def is_at(self, position: int) -> bool:
+        """Tell whether the file ends here as far as anybody here knows; asks nobody."""
+        return not self._is_behind and self._merged is None and self._bounds[-1] == position
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return up to `length` bytes from `start`: fewer only at the end of the file."""
+        with self._mutex:
+            merged = self._merged
+            if merged is None:
+                parts = self._read_pieces(start, length)
+                if parts is not None:
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+                self._looked = -1e18
+                self._look_again()
+                merged = self._merged
+        if merged is None:
+            raise MissingFile(self.path, start, "a part of the file is missing")
+        return merged.read(start, length)
+
+    def buffer(self, start: int, length: int) -> pa.Buffer:
+        return pa.py_buffer(self.read(start, length))
+
+    def map(self, end: int) -> bytes:
+        """Return the bytes [0, end)."""
+        data = self.read(0, end)
+        if len(data) < end:
+            raise CorruptLog(self.path, len(data), "the file is shorter than what it held")
+        return data
+
+    def append(self, parts: Sequence[bytes | memoryview], length: int, position: int) -> None:
+        """Put the next piece. All or nothing.
+
+        Raises:
+            Conflict: the file does not end at `position` any more.
+            OutcomeUnknown: it may have been written, or not.
+        """
+        data = b"".join(parts)
+        with self._mutex:
+            if not self.is_at(position):
+                self._is_behind = True
+                raise Conflict(f"{self.path} does not end at {position}")
+            number = self._first + len(self._bounds) - 1
+        try:
+            self._storage.create(self.piece(number), data)
+        except AlreadyExists:
+            self._is_behind = True
+            raise Conflict(f"{self.path}: another writer was first at {position}") from None
+        with self._mutex:
+            if not self._storage.is_recent(self._looked):
+                self._settle(number, data, position)
+            self._storage.keep(self.piece(number), data)
+            if self._bounds[-1] == position:
+                self._bounds.append(position + length)
+                self._last = data
+
+    def sync(self) -> None:
+        """A store that has answered keeps what it was given."""
+
+    def truncate(self, position: int) -> None:
+        raise AssertionError(f"{self.path}: pieces are whole or absent, so nothing is ever cut")
+
+    def close(self) -> None:
+        """Nothing is open; others of this process may go on with it."""
+
+    def piece(self, number: int) -> str:
+        return f"{self._name}{FOLDER_SUFFIX}/{number:010d}"
+
+    def _read_pieces(self, start: int, length: int) -> list[bytes] | None:
+        """Return the parts of a range; None if a piece is gone."""
+        if start < self._bounds[0]:
+            self._learn_sizes()
+            if start < self._bounds[0]:
+                return None
+        if start + length > self._bounds[-1]:
+            self.size()
+            if self._merged is not None:
+                return None
+        end = min(start + length, self._bounds[-1])
+        if start >= end:
+            return [b""]
+        first = bisect_right(self._bounds, start) - 1
+        last = bisect_right(self._bounds, end - 1) - 1
+        # Who reads a piece reads the next ones soon, and each costs a request.
+        until = min(len(self._bounds) - 1, max(last + 1, first + _AHEAD_MAX))
+        numbers = range(first, last + 1)
+        cached: Sequence[bytes | None] = [
+            self._storage.kept(self.piece(self._first + number)) for number in numbers
+        ]
+        if any(data is None for data in cached):
+            wanted = [self.piece(self._first + number) for number in range(first, until)]
+            cached = [*self._storage.get_run(wanted)][: last + 1 - first]
+            if len(cached) < last + 1 - first:
+                return None
+        parts = []
+        for number, data in zip(numbers, cached, strict=True):
+            assert data is not None
+            at = self._bounds[number]
+            if at + len(data) != self._bounds[number + 1]:
+                raise CorruptLog(self.path, at, "a part of the file has another length")
+            parts.append(data[max(start - at, 0) : end - at])
+        return parts
+
+    def _learn_sizes(self) -> None:
+        """Learn where the pieces before the known ones begin."""
+        if self._first == 0:
+            return
+        sizes = {
+            int(entry.name): entry.size
+            for entry in self._storage.entries(f"{self._name}{FOLDER_SUFFIX}")
+            if entry.name.isdigit()
+        }
+        if any(number not in sizes for number in range(self._first)):
+            return
+        bounds = [0]
+        for number in range(self._first):
+            bounds.append(bounds[-1] + sizes[number])
+        if bounds[-1] != self._bounds[0]:
+            raise CorruptLog(self.path, self._bounds[0], "the parts before have other lengths")
+        self._bounds = bounds + self._bounds[1:]
+        self._first = 0
+
+    def _look_again(self) -> None:
+        """If it is long ago: ask whether the pieces are still what the file is made of."""
+        if self._merged is not None or self._storage.is_recent(self._looked):
+            return
+        begun = boot_seconds()
+        self._merged = self._storage.open_whole(self._name)
+        if self._merged is None and not self._is_last_piece_there():
+            raise MissingFile(self.path, self._bounds[-1], "the file was removed")
+        self._looked = begun
+
+    def _is_last_piece_there(self) -> bool:
+        if self._last is None:
+            return True  # Nothing was read from it yet: whoever opens it has just been told of it.
+        number = self._first + len(self._bounds) - 2
+        return self._storage.get_range(self.piece(number), 0, None) == self._last
+
+    def _settle(self, number: int, data: bytes, position: int) -> None:
+        """After a long pause: find out whether a piece was put where others had been removed."""
+        self._look_again_after_put(number)
+        if self._merged is None:
+            return
+        if self._merged.read(position, len(data)) == data:
+            return
+        self._storage.remove(self.piece(number))
+        self._is_behind = True
+        raise Conflict(f"{self.path} has ended meanwhile")
+
+    def _look_again_after_put(self, number: int) -> None:
+        try:
+            self._look_again()
+        except MissingFile:
+            self._storage.remove(self.piece(number))
+            self._is_behind = True
+            raise OutcomeUnknown(
+                f"{self.path} was ended and removed while this writer was away; whether its last "
+                "commit is in the log is not known"
+            ) from None

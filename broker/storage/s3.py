@@ -1,0 +1,237 @@
+"""S3 and what speaks its protocol, through `s3fs`.
+
+Put-if-absent is a `PutObject` with `If-None-Match: *`. It is asked for by every put of a new
+object, also an empty one; s3fs's own `open("xb")` leaves it out there. The client repeats requests,
+so our own success can come back as "exists": whoever calls `put_new` compares what is there with
+what it put.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import urlsplit
+
+import s3fs
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from broker.errors import (
+    AlreadyExists,
+    InvalidOption,
+    StorageError,
+    StoreUnavailable,
+    unknown_name,
+)
+from broker.storage.store import Entry
+
+Answer = TypeVar("Answer")
+
+_OPTIONS = ("endpoint_url", "key", "secret", "token", "profile", "anon", "region", "poll.ms")
+_PART_BYTES = 16 << 20
+
+
+class S3Store:
+    """One prefix of a bucket.
+
+    Args:
+        address: `s3://bucket/prefix`.
+        options: see `_OPTIONS`; credentials that are not given are found as boto finds them.
+    """
+
+    def __init__(self, address: str, options: Mapping[str, str]) -> None:
+        parts = urlsplit(address)
+        if not parts.netloc:
+            raise InvalidOption(f"{address} names no bucket; write s3://bucket/prefix")
+        self._bucket = parts.netloc
+        self._prefix = parts.path.strip("/")
+        self.root = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        rest = dict(options)
+        self.poll_seconds = float(rest.pop("poll.ms", 1000)) / 1000
+        self._arguments = _arguments(rest)
+        # Amazon's own is; what else speaks the protocol may not heed the condition.
+        self.is_known = "endpoint_url" not in rest and not os.environ.get("AWS_ENDPOINT_URL")
+        self._systems: dict[int, s3fs.S3FileSystem] = {}
+        self._lock = threading.Lock()
+
+    def locate(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def get(self, path: str, start: int = 0, length: int | None = None) -> bytes | None:
+        if length == 0:
+            return b""
+        end = None if length is None else start + length
+        try:
+            data = self._ask(
+                path,
+                lambda system: system.cat_file(
+                    self._full(path), start=start or (None if end is None else 0), end=end
+                ),
+            )
+        except FileNotFoundError:
+            return None
+        return bytes(data)
+
+    def put_new(self, path: str, data: bytes) -> None:
+        try:
+            self._ask(path, lambda system: system.pipe_file(self._full(path), data, mode="create"))
+        except FileExistsError:
+            raise AlreadyExists(f"{self.locate(path)} exists already") from None
+
+    def put(self, path: str, data: bytes) -> None:
+        self._ask(path, lambda system: system.pipe_file(self._full(path), data))
+
+    @contextlib.contextmanager
+    def stream(self, path: str) -> Iterator[BinaryIO]:
+        # Only for names that nobody else makes: an upload in parts replaces what is there.
+        file = self._ask(
+            path,
+            lambda system: system.open(
+                self._full(path), "wb", block_size=_PART_BYTES, autocommit=False
+            ),
+        )
+        try:
+            yield file
+            self._ask(path, lambda system: (file.close(), file.commit()))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                file.discard()
+            raise
+
+    def stat(self, path: str) -> Entry | None:
+        # Not `info`, which lists where there is no such object.
+        try:
+            head = self._ask(
+                path,
+                lambda system: system.call_s3(
+                    "head_object", Bucket=self._bucket, Key=self._key(path)
+                ),
+            )
+        except FileNotFoundError:
+            return None
+        changed = int(head["LastModified"].timestamp() * 1000)
+        return Entry(path.rpartition("/")[2], head["ContentLength"], changed, is_folder=False)
+
+    def entries(self, path: str) -> list[Entry]:
+        try:
+            found = self._ask(
+                path, lambda system: system.ls(self._full(path), detail=True, refresh=True)
+            )
+        except FileNotFoundError:
+            return []
+        return [_entry(one) for one in found if one["name"].rstrip("/") != self._full(path)]
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(
+                path,
+                lambda system: system.call_s3(
+                    "delete_object", Bucket=self._bucket, Key=self._key(path)
+                ),
+            )
+
+    def delete_tree(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(path, lambda system: system.rm(self._full(path), recursive=True))
+
+    def close(self) -> None:
+        self._systems.clear()
+
+    def _ask(self, path: str, request: Callable[[s3fs.S3FileSystem], Answer]) -> Answer:
+        try:
+            return request(self._system())
+        except FileExistsError:
+            raise
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in repr(error.__cause__) or "bucket does not exist" in str(error):
+                raise StorageError(
+                    f"{self.locate(path)}: there is no bucket {self._bucket!r}; create it first"
+                ) from error
+            raise
+        except (OSError, BotoCoreError, ClientError, TimeoutError) as error:
+            raise self.translate(error, path) from error
+
+    def _system(self) -> s3fs.S3FileSystem:
+        """Return this process's client: its threads do not survive a fork."""
+        process_id = os.getpid()
+        system = self._systems.get(process_id)
+        if system is None:
+            with self._lock:
+                system = s3fs.S3FileSystem(
+                    **self._arguments, skip_instance_cache=True, use_listings_cache=False
+                )
+                self._systems = {process_id: system}
+        return system
+
+    def _key(self, path: str) -> str:
+        return f"{self._prefix}/{path}" if self._prefix else path
+
+    def _full(self, path: str) -> str:
+        return f"{self._bucket}/{self._key(path)}".rstrip("/")
+
+    def delta_options(self) -> dict[str, str]:
+        known = {
+            "key": "AWS_ACCESS_KEY_ID",
+            "secret": "AWS_SECRET_ACCESS_KEY",
+            "token": "AWS_SESSION_TOKEN",
+            "endpoint_url": "AWS_ENDPOINT_URL",
+        }
+        options = {known[name]: text for name, text in self._arguments.items() if name in known}
+        region = self._arguments.get("client_kwargs", {}).get("region_name")
+        if region is not None:
+            options["AWS_REGION"] = region
+        if options.get("AWS_ENDPOINT_URL", "").startswith("http:"):
+            options["AWS_ALLOW_HTTP"] = "true"
+        return {**options, "conditional_put": "etag"}
+
+    def translate(self, error: Exception, path: str) -> StorageError:
+        """Turn the client's error into ours: what, where, and what to do."""
+        address = self.locate(path)
+        cause: Any = error if isinstance(error, ClientError) else error.__cause__
+        code = cause.response.get("Error", {}).get("Code", "") if _is_answer(cause) else ""
+        text = " ".join(str(error).split())
+        if isinstance(error, NoCredentialsError) or "Unable to locate credentials" in text:
+            return StorageError(
+                f"{address}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a "
+                "profile, or the options storage.key and storage.secret"
+            )
+        if isinstance(error, PermissionError) or code in _REFUSED:
+            return StorageError(
+                f"not allowed to write or read {address}: {text}; check the credentials"
+            )
+        if code == "NoSuchBucket":
+            return StorageError(f"{address}: there is no bucket {self._bucket!r}; create it first")
+        return StoreUnavailable(f"{address}: the store does not answer: {text}")
+
+
+_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "Forbidden")
+
+
+def _is_answer(cause: object) -> bool:
+    return isinstance(cause, ClientError)
+
+
+def _arguments(options: dict[str, str]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "region":
+            client["region_name"] = value
+        elif name == "anon":
+            arguments["anon"] = value.lower() == "true"
+        elif name in _OPTIONS:
+            arguments[name] = value
+        else:
+            raise unknown_name("storage option", name, _OPTIONS)
+    if client:
+        arguments["client_kwargs"] = client
+    return arguments
+
+
+def _entry(one: dict[str, Any]) -> Entry:
+    name = one["name"].rstrip("/").rpartition("/")[2]
+    changed = one.get("LastModified")
+    changed_ms = 0 if changed is None else int(changed.timestamp() * 1000)
+    return Entry(name, one.get("size") or 0, changed_ms, one["type"] == "directory")

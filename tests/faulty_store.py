@@ -1,0 +1,75 @@
+"""A store whose answers get lost, at one request or at random."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from broker.errors import StoreUnavailable
+from broker.storage.memory import MemoryStore
+from broker.storage.store import ObjectStore
+
+_REQUESTS = ("get", "put_new", "put", "stat", "entries", "delete", "delete_tree")
+
+
+class LossyStore:
+    """Passes requests on and loses some answers: before it was done, or after.
+
+    Args:
+        at: the request, counted from 0, whose answer is lost.
+        share: of requests whose answer is lost, at random.
+    """
+
+    def __init__(
+        self, store: ObjectStore, *, at: int = -1, after: bool = False, share: float = 0.0
+    ) -> None:
+        self._store = store
+        self._at = at
+        self._after = after
+        self._random = random.Random(7)
+        self._share = share
+        self._mutex = threading.Lock()
+        self.root = store.root
+        self.poll_seconds = 0.005
+        self.is_known = True
+        self.count = 0
+        self.requests: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if name not in _REQUESTS:
+            return method
+
+        def ask(path: str, *arguments: Any) -> Any:
+            fate = self._next(name, path)
+            if fate == "before":
+                raise StoreUnavailable(f"{path}: the connection broke before {name}")
+            answer = method(path, *arguments)
+            if fate == "after":
+                raise StoreUnavailable(f"{path}: the connection broke after {name}")
+            return answer
+
+        return ask
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[BinaryIO]:
+        with self._store.stream(path) as file:
+            yield file
+
+    def _next(self, name: str, path: str) -> str | None:
+        with self._mutex:
+            number, self.count = self.count, self.count + 1
+            self.requests.append((name, path))
+            if number == self._at:
+                return "after" if self._after else "before"
+            if self._share and self._random.random() < self._share:
+                return self._random.choice(["before", "after"])
+            return None
+
+
+def fresh_store(name: str) -> MemoryStore:
+    """Return a store that nobody has used before."""
+    return MemoryStore(f"memory://{name}")

@@ -1,0 +1,336 @@
+"""The log on a store of whole objects: no lock, no append, answers that get lost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+import deltalake
+import pyarrow as pa
+import pytest
+from faulty_store import LossyStore, fresh_store
+
+import broker
+from broker.log import Log
+from broker.storage.hdfs import HdfsStore
+from broker.storage.remote import RemoteStorage
+from broker.storage.s3 import S3Store
+from broker.storage.store import ObjectStore
+from broker.topic import Topic
+from servers import HdfsCluster, S3Server
+
+SMALL = {"segment.bytes": 900, "checkpoint.commits": 4}
+
+
+@pytest.fixture(params=["memory", "hdfs", "s3"])
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    """An empty place on a store: in memory, on a real HDFS, on a real S3 server."""
+    name = uuid.uuid4().hex
+    if request.param == "hdfs":
+        cluster: HdfsCluster = request.getfixturevalue("hdfs_cluster")
+        return HdfsStore(f"{cluster.address}/{name}", cluster.client_options)
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        return S3Store(f"{server.address}/{name}", {**server.client_options, "poll.ms": "100"})
+    return fresh_store(name)
+
+
+def open_on(store: ObjectStore, **options: float) -> Log:
+    return Log(RemoteStorage(store, patience_seconds=10, **options))  # type: ignore[arg-type]
+
+
+def values(log: Log, topic: str = "t") -> dict[int, list[bytes | None]]:
+    """Return all records by partition, read by a consumer from the beginning."""
+    found: dict[int, list[bytes | None]] = {}
+    with log.consumer(auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.assign([broker.TopicPartition(topic, p) for p in range(partitions(log, topic))])
+        ends = consumer.end_offsets(consumer.assignment())
+        found = {place.partition: [] for place in ends}
+        for place, end in ends.items():
+            while consumer.position(place) < end:
+                for records in consumer.poll(timeout_ms=1000).values():
+                    for record in records:
+                        found[record.partition].append(record.value)
+    return found
+
+
+def partitions(log: Log, topic: str) -> int:
+    return len(log.describe_topic(topic).partitions)
+
+
+def workload(log: Log) -> dict[int, list[bytes | None]]:
+    """Do one of everything; return what must be there."""
+    log.create_topic("t", partitions=2, config=SMALL)
+    with log.producer() as producer:
+        for number in range(8):
+            producer.send("t", f"{number}".encode(), partition=number % 2).get(20)
+    with log.producer(transactional_id="x") as producer:
+        producer.begin_transaction()
+        producer.send("t", b"both", partition=0)
+        producer.send("t", b"both", partition=1)
+        producer.commit_transaction()
+    log.alter_topic("t", {"retention.ms": -1})
+    log.delete_records({broker.TopicPartition("t", 0): 1})
+    with log.producer() as producer:
+        producer.send("t", b"last", partition=0).get(20)
+    return {
+        0: [b"2", b"4", b"6", b"both", b"last"],
+        1: [b"1", b"3", b"5", b"7", b"both"],
+    }
+
+
+def test_a_log_on_a_store_is_read_as_it_was_written(store: ObjectStore) -> None:
+    expected = workload(open_on(store))
+    log = open_on(store)
+    assert values(log) == expected
+    assert not log.verify().damage
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_an_answer_that_is_lost_at_any_request_neither_loses_nor_doubles(after: bool) -> None:
+    counting = LossyStore(fresh_store(uuid.uuid4().hex))
+    workload(open_on(counting))
+    total = counting.count
+    assert total > 60
+    for number in range(total):
+        lossy = LossyStore(fresh_store(uuid.uuid4().hex), at=number, after=after)
+        expected = workload(open_on(lossy))
+        log = open_on(lossy)
+        assert values(log) == expected, f"answer {number} of {total} lost"
+        assert not log.verify().damage
+
+
+def run_all(works: list[Callable[[], None]]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+def test_many_writers_without_a_lock_and_with_lost_answers_make_dense_offsets(
+    store: ObjectStore,
+) -> None:
+    open_on(store).create_topic("t", partitions=2, config=SMALL)
+    sent: dict[tuple[int, int], bytes] = {}
+
+    def writer(name: int) -> None:
+        lossy = LossyStore(store, share=0.05)
+        with open_on(lossy).producer() as producer:
+            for number in range(10):
+                value = f"{name}-{number}".encode()
+                meta = producer.send("t", value, partition=number % 2).get(60)
+                assert (meta.partition, meta.offset) not in sent
+                sent[meta.partition, meta.offset] = value
+
+    run_all([lambda name=name: writer(name) for name in range(8)])  # type: ignore[misc]
+    log = open_on(store)
+    found = values(log)
+    assert {p: len(records) for p, records in found.items()} == {0: 40, 1: 40}
+    for (partition, offset), value in sent.items():
+        assert found[partition][offset] == value
+    assert not log.verify().damage
+
+
+def merge_and_remove(store: ObjectStore, topic: str = "t") -> None:
+    """End the present file, merge all that have ended, and remove their pieces."""
+    storage = RemoteStorage(store, grace_ms=0)
+    with contextlib.closing(Topic(storage, topic, 1, write=True)) as opened:
+        opened.end_file()
+        for file in opened.refresh().files:
+            path = opened.journal.file_path(file.first_number)
+            storage.merge(path, file.byte_length)
+            storage.remove_pieces(path)
+            assert storage.exists(path)
+
+
+def test_a_writer_that_slept_while_its_place_was_removed_commits_behind_the_others(
+    store: ObjectStore,
+) -> None:
+    log = open_on(store, grace_ms=0)
+    log.create_topic("t", partitions=1)
+    with log.producer() as sleeper:
+        sleeper.send("t", b"a").get(20)
+        with open_on(store).producer() as other:
+            for value in (b"b", b"c"):
+                other.send("t", value).get(20)
+        merge_and_remove(store)
+        # The name at which the sleeper goes on is free again.
+        assert sleeper.send("t", b"d").get(20).offset == 3
+    assert values(open_on(store)) == {0: [b"a", b"b", b"c", b"d"]}
+    assert not open_on(store).verify().damage
+
+
+def test_a_reader_that_slept_while_its_place_was_removed_goes_on(store: ObjectStore) -> None:
+    log = open_on(store, grace_ms=0)
+    log.create_topic("t", partitions=1)
+    with open_on(store, grace_ms=0).producer() as other:
+        other.send("t", b"a").get(20)
+        with log.consumer(auto_offset_reset="earliest") as sleeper:
+            place = broker.TopicPartition("t", 0)
+            sleeper.assign([place])
+            assert [r.value for r in sleeper.poll(timeout_ms=5000)[place]] == [b"a"]
+            other.send("t", b"b").get(20)
+            merge_and_remove(store)
+            other.send("t", b"c").get(20)
+            seen: list[bytes | None] = []
+            while len(seen) < 2:
+                seen += [r.value for r in sleeper.poll(timeout_ms=5000)[place]]
+            assert seen == [b"b", b"c"]
+
+
+def test_history_is_sealed_merged_compacted_and_read_as_before(store: ObjectStore) -> None:
+    log = open_on(store, grace_ms=0)
+    log.create_topic("t", partitions=2, config={"cleanup.policy": "compact", "seal.bytes": 1})
+    last: dict[bytes, bytes] = {}
+    for turn in range(3):
+        with log.producer() as producer:
+            for number in range(60):
+                key, value = b"%d" % (number % 20), b"%d-%d" % (turn, number)
+                producer.send("t", value, key=key)
+                last[key] = value
+        log.maintain("t", seal=True)
+    assert sum(log.describe_topic("t").sealed_ends) == 180
+    log.maintain("t")
+    with log.consumer(auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.assign([broker.TopicPartition("t", p) for p in range(2)])
+        ends = consumer.end_offsets(consumer.assignment())
+        found: dict[bytes | None, bytes | None] = {}
+        while any(consumer.position(place) < end for place, end in ends.items()):
+            for records in consumer.poll(timeout_ms=1000).values():
+                found.update({record.key: record.value for record in records})
+    assert found == last
+    assert log.describe_topic("t").record_count < 180
+    assert not log.verify().damage
+
+
+@pytest.mark.parametrize("store", ["hdfs", "s3"], indirect=True)
+def test_the_table_of_a_log_on_a_store_is_read_by_deltalake(store: ObjectStore) -> None:
+    log = open_on(store)
+    log.create_topic("t", partitions=2)
+    for turn in range(2):
+        with log.producer() as producer:
+            for number in range(50):
+                producer.send("t", b"%d" % number, partition=turn)
+        log.maintain("t", seal=True)
+    options = store.delta_options()
+    table = deltalake.DeltaTable(log.table_path("t"), storage_options=options)
+    counted = (
+        deltalake.QueryBuilder()
+        .register("t", table)
+        .execute("select count(*) as n, sum(offset) as s from t")
+    )
+    assert pa.table(counted.read_all()).to_pylist() == [{"n": 100, "s": 2 * sum(range(50))}]
+
+
+def test_on_a_slow_store_commits_grow_instead_of_the_wait() -> None:
+    class Slow(LossyStore):
+        def put_new(self, path: str, data: bytes) -> None:
+            time.sleep(0.1)
+            self._store.put_new(path, data)
+
+    log = open_on(Slow(fresh_store(uuid.uuid4().hex)))
+    log.create_topic("t", partitions=1, config={"checkpoint.commits": 1000})
+    begun = time.monotonic()
+    with log.producer(batch_size=1000) as producer:
+        for number in range(5000):
+            producer.send("t", b"%d" % number)
+    seconds = time.monotonic() - begun
+    assert values(log)[0] == [b"%d" % number for number in range(5000)]
+    # Of commits of batch_size there would be more than 100, which would take 10 seconds.
+    assert log.describe_topic("t").commit_count < 20
+    assert seconds < 5
+
+
+def test_groups_share_partitions_and_keep_positions(store: ObjectStore) -> None:
+    log = open_on(store)
+    log.create_topic("t", partitions=4)
+    with log.producer() as producer:
+        for number in range(40):
+            producer.send("t", b"%d" % number, partition=number % 4)
+    seen: list[bytes | None] = []
+    mutex = threading.Lock()
+
+    def member() -> None:
+        with open_on(store).consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
+            deadline = time.monotonic() + 60
+            while len(seen) < 40 and time.monotonic() < deadline:
+                for records in consumer.poll(timeout_ms=200).values():
+                    with mutex:
+                        seen.extend(record.value for record in records)
+            consumer.commit()
+
+    run_all([member, member])
+    assert sorted(int(value or b"") for value in seen) == list(range(40))
+    assert sum(log.group_positions("g").values()) == 40
+
+
+def test_an_idle_consumer_asks_for_the_next_commit_and_lists_nothing(store: ObjectStore) -> None:
+    lossy = LossyStore(store)
+    log = open_on(lossy)
+    log.create_topic("t", partitions=1)
+    with log.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([broker.TopicPartition("t", 0)])
+        consumer.poll(timeout_ms=50)
+        lossy.requests.clear()
+        consumer.poll(timeout_ms=300)
+    assert {name for name, _ in lossy.requests} == {"get"}
+    assert len({path for _, path in lossy.requests}) == 1
+
+
+def test_a_deleted_topic_is_gone_for_those_who_have_it_open(store: ObjectStore) -> None:
+    log = open_on(store)
+    log.create_topic("t", partitions=1)
+    with log.producer() as producer, log.consumer(auto_offset_reset="earliest") as consumer:
+        producer.send("t", b"a").get(20)
+        consumer.assign([broker.TopicPartition("t", 0)])
+        consumer.poll(timeout_ms=1000)
+        other = open_on(store)
+        other.delete_topic("t")
+        other.create_topic("t", partitions=1)
+        with pytest.raises(broker.UnknownTopic, match="deleted"):
+            producer.send("t", b"b").get(20)
+        with pytest.raises(broker.UnknownTopic, match="deleted"):
+            consumer.poll(timeout_ms=1000)
+        assert producer.send("t", b"c").get(20).offset == 0
+    assert values(open_on(store)) == {0: [b"c"]}
+
+
+def test_a_store_that_creates_an_object_twice_is_refused(store: ObjectStore) -> None:
+    class Careless(LossyStore):
+        def __init__(self) -> None:
+            super().__init__(store)
+            self.is_known = False
+
+        def put_new(self, path: str, data: bytes) -> None:
+            store.put(path, data)
+
+    with pytest.raises(broker.InvalidOption, match="created twice"):
+        open_on(Careless())
+
+
+def test_an_unreachable_store_is_an_unknown_outcome_and_not_a_failure(store: ObjectStore) -> None:
+    lossy = LossyStore(store)
+    storage = RemoteStorage(lossy, patience_seconds=0.2)
+    log = Log(storage)
+    log.create_topic("t", partitions=1)
+    with log.producer(delivery_timeout_ms=600, request_timeout_ms=300, linger_ms=0) as producer:
+        producer.send("t", b"a").get(20)
+        lossy._share = 1.0
+        lossy._random.choice = lambda fates: "before"  # type: ignore[assignment,method-assign]
+        with pytest.raises((broker.OutcomeUnknown, broker.LogError)):
+            producer.send("t", b"b").get(30)
+        lossy._share = 0.0
+    assert values(open_on(store))[0][:1] == [b"a"]
