@@ -1,4 +1,8 @@
-"""`make bench`: run all benchmarks, or those whose name contains one of the arguments."""
+"""`make bench`: run all benchmarks, or those whose name contains one of the arguments.
+
+`simulate` measures nothing, and so is not one of them: see `scaling`. `check-simulation` compares
+it with the real code.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import group_bench, log_bench, spark_bench, table_bench
+from benchmarks import (
+    check_simulation,
+    group_bench,
+    load_bench,
+    log_bench,
+    remote_bench,
+    scaling,
+    spark_bench,
+    table_bench,
+)
 from benchmarks.table import Row, keep, show
 
 RESULTS = Path(__file__).parent / "results"
@@ -14,12 +27,18 @@ SUITES = {
     "log": ("The log on local disk: 100-byte values, 4 partitions", log_bench.BENCHMARKS),
     "groups": ("Consumer groups on local disk, 4 partitions", group_bench.BENCHMARKS),
     "spark": ("The log through Spark: 100-byte values, 4 partitions", spark_bench.BENCHMARKS),
+    "remote": ("The log on HDFS and slow stores", remote_bench.BENCHMARKS),
     "table": ("History as a table: JSON-like records of about 200 bytes", table_bench.BENCHMARKS),
+    "load": ("Files into a topic: 5 M rows of Parquet", load_bench.BENCHMARKS),
 }
 
 
 def main() -> int:
     wanted = sys.argv[1:]
+    if wanted == ["simulate"]:
+        return scaling.main()
+    if wanted == ["check-simulation"]:
+        return check_simulation.main()
     for suite, (title, benchmarks) in SUITES.items():
         chosen = [
             one
