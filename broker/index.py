@@ -13,6 +13,7 @@ import mmap
 import struct
 from array import array
 from bisect import bisect_right
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -24,7 +25,6 @@ from broker import checked_file
 from broker.commit import BY_REFERENCE, HEADER, ROW_TYPE, Commit
 from broker.errors import AlreadyExists, CorruptLog, MissingFile
 from broker.storage import Storage
-from broker.storage.local import closing_file
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ def scan(
     file = storage.open_file(path)
     if file is None:
         raise MissingFile(storage.locate(path), 0, "the file is missing")
-    with closing_file(file):
+    with closing(file):
         view = file.map(byte_length) if byte_length else b""
     starts = _commit_starts(view, byte_length, file.path)
     if len(starts) != end_number - file_number:

@@ -227,6 +227,7 @@ class Sender:
         """Try until it is committed, refused, or the deadline has passed."""
         author = writer.author()
         is_first = True
+        is_unknown = False  # Whether one of the tries may have been carried out.
         while True:
             try:
                 return writer.topic.append(
@@ -246,11 +247,18 @@ class Sender:
                 name = f"transactional_id {self._options.transactional_id!r}"
                 raise ProducerFenced(name, error.args[1], error.args[2]) from error
             except LogError as error:
-                is_unknown = isinstance(error, OutcomeUnknown)
-                if not (error.retriable or is_unknown) or self._is_over(deadline):
-                    if is_unknown:
-                        writer.forget_identity()
-                    raise
+                is_lost = isinstance(error, OutcomeUnknown)
+                is_unknown = is_unknown or is_lost
+                if not (error.retriable or is_lost) or self._is_over(deadline):
+                    if not is_unknown:
+                        raise
+                    writer.forget_identity()
+                    if is_lost:
+                        raise
+                    raise OutcomeUnknown(
+                        f"not known whether it was written: an earlier try may have been, and the "
+                        f"last one failed: {error}"
+                    ) from error
                 self._give_up.wait(_PAUSE_SECONDS)
             self.metrics.add("record-retry", sum(frame.record_count for _, frame in frames))
             is_first = False

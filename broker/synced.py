@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
+from contextlib import closing
 from dataclasses import dataclass
 
 import google_crc32c
 
 from broker.errors import OutcomeUnknown, StorageError
 from broker.storage import Storage
-from broker.storage.local import closing_file
 
 _LAYOUT = struct.Struct("<QQ40s")
 _PREFIX = struct.Struct("<4sI")
@@ -110,7 +110,7 @@ class Syncer:
         for name in names:
             file = self._storage.open_file(f"{journal}/{name}")
             if file is not None:
-                with closing_file(file):
+                with closing(file):
                     file.sync()
         if first != last:
             self._storage.sync_directory(journal)

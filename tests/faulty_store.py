@@ -36,6 +36,9 @@ class LossyStore:
         self.poll_seconds = 0.005
         self.is_known = True
         self.count = 0
+        # No answer comes from the next object that is created, which it is, until `speak`.
+        self.is_falling_silent = False
+        self._is_silent = False
         self.requests: list[tuple[str, str]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -59,10 +62,17 @@ class LossyStore:
         with self._store.stream(path) as file:
             yield file
 
+    def speak(self) -> None:
+        """Answer again."""
+        self.is_falling_silent = self._is_silent = False
+
     def _next(self, name: str, path: str) -> str | None:
         with self._mutex:
             number, self.count = self.count, self.count + 1
             self.requests.append((name, path))
+            self._is_silent |= self.is_falling_silent and name == "put_new"
+            if self._is_silent:
+                return "after" if name == "put_new" else "before"
             if number == self._at:
                 return "after" if self._after else "before"
             if self._share and self._random.random() < self._share:

@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 import broker
-from broker.group.lease import boot_seconds
+from broker.boot import boot_seconds
 from broker.log import Log
 from broker.storage import LocalStorage
 

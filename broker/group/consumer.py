@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from broker.boot import boot_seconds
 from broker.config import ConsumerOptions
 from broker.consumer import (
     CommitCallback,
@@ -35,7 +36,6 @@ from broker.group import assignment
 from broker.group.group import Group
 from broker.group.groups import Groups
 from broker.group.known_topics import KnownTopics
-from broker.group.lease import boot_seconds
 from broker.group.membership import Membership, Pace, View
 from broker.group.rebalance import Rebalancer
 from broker.group.state import Member, Position

@@ -6,12 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from broker.boot import boot_seconds
 from broker.errors import InvalidOption, OffsetOutOfRange, UnknownGroup
 from broker.group import group as journal
 from broker.group import names
 from broker.group.description import GroupDescription, describe
 from broker.group.group import Group, group_home
-from broker.group.lease import LeaseWatch, boot_seconds, is_closed, lease_path
+from broker.group.lease import LeaseWatch, is_closed, lease_path
 from broker.group.reset import Reset
 from broker.group.state import Position
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers

@@ -9,7 +9,6 @@ stand still for the session timeout, counting only time in which the watcher its
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -23,14 +22,6 @@ _PREFIX = struct.Struct("<4sI")
 _LAYOUT = struct.Struct("<QQ")
 
 Clock = Callable[[], float]
-
-
-def boot_seconds() -> float:
-    """Return a clock that nobody sets, and that goes on while the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
-
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Lease:

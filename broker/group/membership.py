@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from broker.boot import boot_seconds
 from broker.errors import FencedInstanceId, LogError, UnknownGroup
 from broker.group.group import Group
-from broker.group.lease import Clock, Lease, LeaseWatch, boot_seconds, is_closed, lease_path
+from broker.group.lease import Clock, Lease, LeaseWatch, is_closed, lease_path
 from broker.group.rebalance import Rebalancer
 from broker.group.state import GroupState, Member, Owner, Position
 from broker.records import TopicPartition

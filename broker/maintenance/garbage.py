@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from broker import index
@@ -16,7 +17,6 @@ from broker.maintenance.delta_view import TABLE, Mirrored
 from broker.naming import GARBAGE_AFTER_MS, is_garbage
 from broker.reader import TopicReader
 from broker.state import JournalFile, TopicState
-from broker.storage.local import closing_file
 from broker.topic import Topic
 
 logger = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ def _remove(topic: Topic, path: str, removed: Removed) -> None:
     with contextlib.suppress(LogError):
         file = topic.storage.open_file(full)
         if file is not None:
-            with closing_file(file):
+            with closing(file):
                 size = file.size()
             topic.storage.remove(full)
             removed.paths.append(path)

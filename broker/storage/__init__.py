@@ -1,9 +1,11 @@
 """Bytes on a local disk, HDFS or an object store: the only package that touches files."""
 
-from broker.storage.local import AppendFile, FileLock, LocalStorage
+from broker.storage.append_file import AppendFile
+from broker.storage.local import LocalStorage
+from broker.storage.locks import FileLock, LeaseLock
 from broker.storage.open import Storage, environment, open_storage
 from broker.storage.pieces import PieceFile, RangeFile
-from broker.storage.remote import LeaseLock, RemoteStorage
+from broker.storage.remote import RemoteStorage
 from broker.storage.watch import Watch
 
 File = AppendFile | PieceFile | RangeFile

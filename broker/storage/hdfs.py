@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import socket
 import threading
 import time
 import uuid
@@ -23,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 import hdfs_native
 
 from broker.errors import AlreadyExists, InvalidOption, StorageError, StoreUnavailable
+from broker.storage.reach import check_reachable
 from broker.storage.store import Entry
 from broker.storage.temporary import TEMPORARY
 
@@ -38,7 +38,6 @@ _DEFAULTS = {
 # Until the name node knows that a datanode is dead, it may hand it out again.
 _WRITE_TRIES = 20
 _WRITE_PAUSE_SECONDS = 1.0
-_REACH_SECONDS = 5.0
 
 
 class HdfsStore:
@@ -208,18 +207,7 @@ class HdfsStore:
         parts = urlsplit(self._server)
         if parts.port is None:
             return  # A name service, whose name nodes Hadoop's own configuration knows.
-        try:
-            socket.create_connection((parts.hostname, parts.port), _REACH_SECONDS).close()
-        except socket.gaierror:
-            raise StorageError(
-                f"{self.root}: there is no host {parts.hostname!r}; check the address"
-            ) from None
-        except OSError as error:
-            # Not worth asking again: who has just been started is told at once.
-            raise StorageError(
-                f"{self.root}: nobody answers at {parts.hostname}:{parts.port} "
-                f"({error.strerror or error}); check the address, and that the name node runs"
-            ) from None
+        check_reachable(self.root, parts.hostname, parts.port, "name node")
 
     def _path(self, path: str) -> str:
         return f"{self._folder}/{path}" if path else self._folder or "/"

@@ -1,4 +1,4 @@
-"""Files on a local disk: the only place that opens, writes, maps, locks or removes any.
+"""Files on a local disk: with `append_file` and `locks` the only place that touches any.
 
 Promises the log builds on:
 - `create` is whole or not at all, never overwrites, and is on disk when it returns (`sync=True`).
@@ -9,29 +9,23 @@ Promises the log builds on:
 from __future__ import annotations
 
 import errno
-import fcntl
-import mmap
 import os
-import random
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO
 
-import pyarrow as pa
-
+from broker.boot import read_boot_id
 from broker.errors import (
     AlreadyExists,
-    CorruptLog,
-    DiskFull,
-    LockTimeout,
     OutcomeUnknown,
-    StorageError,
 )
+from broker.storage.append_file import AppendFile
+from broker.storage.disk_error import translate
+from broker.storage.locks import FileLock
 from broker.storage.temporary import TEMPORARY
 from broker.storage.watch import Watch
 
@@ -42,13 +36,6 @@ _MAP_BYTES_MIN = 1 << 17
 _REMOVE_TRIES = 100
 _REMOVE_PAUSE_SECONDS = 0.01
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
-
-
-Closeable = TypeVar("Closeable", bound=_Closes)
 
 
 class LocalStorage:
@@ -312,230 +299,8 @@ class LocalStorage:
         return Watch(self.root)
 
 
-class AppendFile:
-    """A file that only grows, but for cuts made under the topic's lock.
-
-    Readers must not map past the last valid commit: a cut under a mapping is a SIGBUS.
-    """
-
-    __slots__ = ("_descriptor", "_map", "path")
-
-    def __init__(self, path: str, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
-        self._map: mmap.mmap | None = None
-
-    def size(self) -> int:
-        try:
-            return os.lseek(self._descriptor, 0, os.SEEK_END)
-        except OSError as error:
-            raise translate(error, self.path) from error
-
-    def read(self, start: int, length: int) -> bytes:
-        """Return up to `length` bytes from `start`: fewer only at the end of the file."""
-        try:
-            data = os.pread(self._descriptor, length, start)
-            if len(data) == length or not data:
-                return data
-            parts = [data]
-            while data and (length := length - len(data)):
-                start += len(data)
-                data = os.pread(self._descriptor, length, start)
-                parts.append(data)
-            return b"".join(parts)
-        except OSError as error:
-            raise translate(error, self.path) from error
-
-    @property
-    def mapped(self) -> int:
-        """How many bytes are mapped already."""
-        return 0 if self._map is None else len(self._map)
-
-    def map(self, end: int) -> mmap.mmap:
-        """Map [0, at least `end`); `end` must lie within valid commits."""
-        if self._map is None or len(self._map) < end:
-            try:
-                if os.fstat(self._descriptor).st_size < end:
-                    raise CorruptLog(self.path, end, "the file is shorter than what it held")
-                self._map = mmap.mmap(self._descriptor, end, access=mmap.ACCESS_READ)
-            except OSError as error:
-                raise translate(error, self.path) from error
-        return self._map
-
-    def buffer(self, start: int, length: int) -> pa.Buffer:
-        """Return bytes that lie within valid commits: a copy of few, a mapping of many."""
-        end = start + length
-        if length >= _MAP_BYTES_MIN or self.mapped >= end:
-            return pa.py_buffer(self.map(end)).slice(start, length)
-        return pa.py_buffer(self.read(start, length))
-
-    def is_at(self, position: int) -> bool:
-        """Tell whether the file ends here. Cheap: one system call."""
-        return self.size() == position
-
-    def append(self, parts: Sequence[bytes | memoryview], length: int, position: int) -> None:
-        """Write `parts`, `length` bytes in all, at the end, which is `position`. All or nothing.
-
-        A short write is cut off again. If even that fails, what is there is a prefix, which no
-        reader takes for a commit and the next writer cuts.
-        """
-        try:
-            if length <= _JOIN_BYTES_MAX:
-                written = os.write(self._descriptor, b"".join(parts))
-            else:
-                written = os.writev(self._descriptor, parts)
-        except OSError as error:
-            raise translate(error, self.path) from error
-        if written == length:
-            return
-        failure = self._write_rest(parts, written)
-        if failure is None:
-            return
-        try:
-            os.ftruncate(self._descriptor, position)
-        except OSError:
-            pass
-        raise translate(failure, self.path) from failure
-
-    def _write_rest(self, parts: Sequence[bytes | memoryview], written: int) -> OSError | None:
-        rest = memoryview(b"".join(parts))[written:]
-        while rest:
-            try:
-                rest = rest[os.write(self._descriptor, rest) :]
-            except OSError as error:
-                return error
-        return None
-
-    def truncate(self, position: int) -> None:
-        try:
-            os.ftruncate(self._descriptor, position)
-        except OSError as error:
-            raise translate(error, self.path) from error
-
-    def sync(self) -> None:
-        """Make the file's bytes durable, or raise `OutcomeUnknown`."""
-        try:
-            os.fdatasync(self._descriptor)
-        except OSError as error:
-            raise OutcomeUnknown(
-                f"could not sync {self.path}: {error.strerror}; what was written last may be lost "
-                "in a power cut"
-            ) from error
-
-    def close(self) -> None:
-        self._map = None
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-class FileLock:
-    """An exclusive lock between processes. Threads of one process need a mutex in front of it."""
-
-    __slots__ = ("_descriptor", "path")
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._descriptor = -1
-
-    def acquire(self, timeout_ms: int) -> None:
-        """Take the lock, or raise `LockTimeout`, which names who holds it."""
-        if self._descriptor < 0:
-            self._open()
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._wait(timeout_ms)
-        except OSError as error:
-            raise translate(error, self.path) from error
-
-    def release(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def _open(self) -> None:
-        try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise translate(error, self.path) from error
-
-    def _wait(self, timeout_ms: int) -> None:
-        """Ask again until the deadline: a blocking flock could not be bounded in time."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        pause = 20e-6
-        while time.monotonic() < deadline:
-            time.sleep(pause * (0.5 + random.random()))
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                pause = min(pause * 1.5, 2e-3)
-        raise LockTimeout(self.path, timeout_ms, self._holder())
-
-    def _holder(self) -> str:
-        """Name the process that holds the lock, from the kernel's own table."""
-        status = os.fstat(self._descriptor)
-        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        try:
-            rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        except OSError:
-            return "another process"
-        for row in rows:
-            if len(row) > 5 and row[1] == "FLOCK" and row[5] == place:
-                return describe_process(int(row[4]))
-        return "another process"
-
-
-def describe_process(process_id: int) -> str:
-    """Say which process this is, and whether it is stopped."""
-    try:
-        command = Path(f"/proc/{process_id}/cmdline").read_bytes().replace(b"\0", b" ").strip()
-        stat = Path(f"/proc/{process_id}/stat").read_text()
-    except OSError:
-        return f"process {process_id}"
-    stopped = ", stopped" if stat.rpartition(")")[2].split()[0] in "tT" else ""
-    return f"process {process_id}{stopped} ({command.decode(errors='replace')[:80]})"
-
-
-def read_boot_id() -> str:
-    """Return an id that changes with every boot of this machine."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        # Elsewhere the time of boot, to the minute, serves: wall clock less uptime.
-        return f"{uuid.getnode():x}-{int(time.time() - time.monotonic()) // 60}"
-
-
-def translate(error: OSError, path: str) -> StorageError:
-    """Turn the system's error into ours: what, where, and what to do."""
-    if error.errno in _NO_ROOM:
-        return DiskFull(
-            f"no room to write {path}: {error.strerror}; nothing was written. Free some"
-        )
-    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return StorageError(
-            f"not allowed to write or read {path}: {error.strerror}; check its owner"
-        )
-    if isinstance(error, (NotADirectoryError, IsADirectoryError)):
-        return StorageError(f"{path}: {error.strerror}; check the path")
-    return StorageError(f"{path}: {error.strerror or error}")
-
-
 def _remove_quietly(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
         pass
-
-
-@contextmanager
-def closing_file(file: Closeable) -> Iterator[Closeable]:
-    try:
-        yield file
-    finally:
-        file.close()

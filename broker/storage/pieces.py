@@ -13,12 +13,12 @@ file was merged, and whether the last piece that it knows is still there.
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from broker.boot import boot_seconds
 from broker.errors import AlreadyExists, Conflict, CorruptLog, MissingFile, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -33,14 +33,6 @@ GRACE_MS = 3_600_000
 _AHEAD_MAX = 32
 _BLOCK_MIN = 1 << 18
 _BLOCK_MAX = 8 << 20
-
-
-def boot_seconds() -> float:
-    """Return a clock that nobody sets, and that goes on while the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
-
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class RangeFile:

@@ -20,18 +20,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import BinaryIO, TypeVar
 
+from broker.boot import boot_seconds
 from broker.errors import (
     AlreadyExists,
     InvalidOption,
-    LockTimeout,
     MissingFile,
     OutcomeUnknown,
     StorageError,
     StoreUnavailable,
 )
-from broker.storage.pieces import FOLDER_SUFFIX, GRACE_MS, PieceFile, RangeFile, boot_seconds
+from broker.storage.locks import LeaseLock, NoLock
+from broker.storage.pieces import FOLDER_SUFFIX, GRACE_MS, PieceFile, RangeFile
 from broker.storage.store import Entry, ObjectStore
 from broker.storage.temporary import TEMPORARY
+from broker.storage.watch import Pause
 
 Answer = TypeVar("Answer")
 
@@ -40,9 +42,9 @@ PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
 _PAUSE_MAX_SECONDS = 2.0
 _REQUESTS_AT_ONCE = 32
+# How long the store's clock and ours are taken to run alike.
+_CLOCK_SECONDS = 60.0
 _KEPT_BYTES = 96 << 20
-# Who maintains a topic may be taken for dead after this time; then two may do the same work.
-_LEASE_MS = 900_000
 # An appended file is ended after so many appends, each of which is an object.
 _PIECES_MAX = 1000
 
@@ -77,6 +79,8 @@ class RemoteStorage:
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._files: weakref.WeakValueDictionary[str, PieceFile] = weakref.WeakValueDictionary()
+        # When the store was asked what time it is, and what it said.
+        self._clock_there: tuple[float, int] | None = None
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def locate(self, path: str) -> str:
@@ -96,18 +100,23 @@ class RemoteStorage:
             OutcomeUnknown: the store stayed silent after it was asked.
         """
         try:
+            self._put_new(path, data)
+        except StoreUnavailable as error:
+            raise OutcomeUnknown(
+                f"not known whether {self.locate(path)} was written: {error}"
+            ) from error
+
+    def _put_new(self, path: str, data: bytes) -> None:
+        try:
             self._ask(lambda: self._store.put_new(path, data))
         except AlreadyExists:
+            # By another, or by ourselves when we asked before and were not answered.
             found = self.read(path)
             if found == data:
                 return
             if found is not None and f"{FOLDER_SUFFIX}/" in path:
                 self.keep(path, found)  # Who lost here reads on with it.
             raise
-        except StoreUnavailable as error:
-            raise OutcomeUnknown(
-                f"not known whether {self.locate(path)} was written: {error}"
-            ) from error
 
     def create_appended(self, path: str, data: bytes) -> None:
         """Make a file that will be appended to, with its first bytes."""
@@ -164,7 +173,7 @@ class RemoteStorage:
     def age_ms(self, path: str) -> int | None:
         """Return how long ago a file was changed; None if it is absent."""
         entry = self._ask(lambda: self._store.stat(path))
-        return None if entry is None else max(0, time.time_ns() // 1_000_000 - entry.changed_ms)
+        return None if entry is None else max(0, self._now_there_ms() - entry.changed_ms)
 
     def remove(self, path: str) -> None:
         """Remove a file; that it is gone already is fine."""
@@ -326,7 +335,17 @@ class RemoteStorage:
         return self._pool[1]
 
     def _now_there_ms(self) -> int:
-        """Return the time by the store's clock: whose objects' ages are asked for."""
+        """Return the time by the store's clock, or a little less: nothing is older than it is.
+
+        Ours may be wrong, and an object that is taken for old is removed.
+        """
+        if self._clock_there is None or boot_seconds() - self._clock_there[0] > _CLOCK_SECONDS:
+            changed_ms = self._ask_time_ms()
+            self._clock_there = boot_seconds(), changed_ms
+        seen, then_ms = self._clock_there
+        return then_ms + int((boot_seconds() - seen) * 1000)
+
+    def _ask_time_ms(self) -> int:
         path = f"locks/clock-{uuid.uuid4().hex}"
         self.overwrite(path, b"now")
         try:
@@ -349,83 +368,3 @@ class RemoteStorage:
                     raise
             time.sleep(pause * (0.5 + random.random()))
             pause = min(2 * pause, _PAUSE_MAX_SECONDS)
-
-
-class NoLock:
-    """Stands where a lock between processes would."""
-
-    def acquire(self, timeout_ms: int) -> None:
-        """There is nothing to wait for."""
-
-    def release(self) -> None:
-        """There is nothing to let go of."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class LeaseLock:
-    """A lock that saves work: held by an object, which is taken over when it has grown old."""
-
-    def __init__(self, storage: RemoteStorage, path: str) -> None:
-        self.path = path
-        self._storage = storage
-        self._token = uuid.uuid4().hex.encode()
-
-    def acquire(self, timeout_ms: int) -> None:
-        try:
-            self._storage.create(self.path, self._token)
-            return
-        except AlreadyExists:
-            age = self._storage.age_ms(self.path)
-        if age is not None and age > _LEASE_MS:
-            self._storage.remove(self.path)
-            try:
-                self._storage.create(self.path, self._token)
-                return
-            except AlreadyExists:
-                pass
-        raise LockTimeout(self._storage.locate(self.path), timeout_ms, "another process")
-
-    def release(self) -> None:
-        if self._storage.read(self.path) == self._token:
-            self._storage.remove(self.path)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class Pause:
-    """Waiting for a store to change means asking it again, ever less often."""
-
-    def __init__(self, seconds: float) -> None:
-        self._longest = seconds
-        self._next = seconds / 64
-        self._looked = 0.0
-
-    def keep(self, directories: set[str]) -> None:
-        """All of them are asked."""
-
-    def clear(self) -> None:
-        """There is nothing to forget."""
-
-    def may_look(self) -> bool:
-        """Tell whether it is time to ask again."""
-        now = time.monotonic()
-        if now < self._looked + self._next:
-            return False
-        self._looked = now
-        self._next = min(2 * self._next, self._longest)
-        return True
-
-    def wait(self, seconds: float) -> None:
-        """Return when it is time to ask again, or after `seconds`."""
-        time.sleep(max(0.0, min(seconds, self._looked + self._next - time.monotonic())))
-
-    def changed(self) -> None:
-        """Something new was there, or is looked for elsewhere: more may follow at once."""
-        self._next = self._longest / 64
-        self._looked = 0.0
-
-    def close(self) -> None:
-        """Nothing is open."""

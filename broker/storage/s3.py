@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import s3fs
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
@@ -25,6 +26,7 @@ from broker.errors import (
     StoreUnavailable,
     unknown_name,
 )
+from broker.storage.reach import check_reachable
 from broker.storage.store import Entry
 
 Answer = TypeVar("Answer")
@@ -52,7 +54,8 @@ class S3Store:
         self.poll_seconds = float(rest.pop("poll.ms", 1000)) / 1000
         self._arguments = _arguments(rest)
         # Amazon's own is; what else speaks the protocol may not heed the condition.
-        self.is_known = "endpoint_url" not in rest and not os.environ.get("AWS_ENDPOINT_URL")
+        self._endpoint = rest.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL")
+        self.is_known = self._endpoint is None
         self._systems: dict[int, s3fs.S3FileSystem] = {}
         self._lock = threading.Lock()
 
@@ -159,11 +162,23 @@ class S3Store:
         system = self._systems.get(process_id)
         if system is None:
             with self._lock:
-                system = s3fs.S3FileSystem(
-                    **self._arguments, skip_instance_cache=True, use_listings_cache=False
-                )
-                self._systems = {process_id: system}
+                system = self._systems.get(process_id)
+                if system is None:
+                    self._check_reachable()
+                    system = s3fs.S3FileSystem(
+                        **self._arguments, skip_instance_cache=True, use_listings_cache=False
+                    )
+                    self._systems = {process_id: system}
         return system
+
+    def _check_reachable(self) -> None:
+        parts = urlsplit(self._endpoint or "")
+        if not parts.hostname:
+            return  # Amazon's own.
+        if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+            return  # Whom the proxy reaches, we may not.
+        port = parts.port or (80 if parts.scheme == "http" else 443)
+        check_reachable(self.root, parts.hostname, port, "store")
 
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{path}" if self._prefix else path

@@ -68,3 +68,39 @@ class Watch:
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
+
+
+class Pause:
+    """Waiting for a store to change means asking it again, ever less often."""
+
+    def __init__(self, seconds: float) -> None:
+        self._longest = seconds
+        self._next = seconds / 64
+        self._looked = 0.0
+
+    def keep(self, directories: set[str]) -> None:
+        """All of them are asked."""
+
+    def clear(self) -> None:
+        """There is nothing to forget."""
+
+    def may_look(self) -> bool:
+        """Tell whether it is time to ask again."""
+        now = time.monotonic()
+        if now < self._looked + self._next:
+            return False
+        self._looked = now
+        self._next = min(2 * self._next, self._longest)
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Return when it is time to ask again, or after `seconds`."""
+        time.sleep(max(0.0, min(seconds, self._looked + self._next - time.monotonic())))
+
+    def changed(self) -> None:
+        """Something new was there, or is looked for elsewhere: more may follow at once."""
+        self._next = self._longest / 64
+        self._looked = 0.0
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Generic, NamedTuple
 
 import google_crc32c
@@ -25,7 +26,6 @@ from broker.commit import BY_REFERENCE, HEADER, MAGIC, ROW, Commit, Kind, unpack
 from broker.errors import CorruptLog, StorageError, UnsupportedFormat
 from broker.ledger import State
 from broker.storage import File, Storage
-from broker.storage.local import closing_file
 from broker.verify.findings import Damage, Findings
 from broker.verify.frames import FrameCheck
 from broker.verify.replay import Replay
@@ -176,7 +176,7 @@ class JournalWalk(Generic[State]):
         if file is None:
             self._findings.add(self._path(number), 0, "the file is missing")
             return
-        with closing_file(file):
+        with closing(file):
             damage_count = len(self._findings.damage)
             window = Window(file)
             is_last = end is not None
@@ -328,7 +328,7 @@ class JournalWalk(Generic[State]):
         file = self._storage.open_file(f"{self._directory}/journal/{number:020d}.log")
         if file is None:
             return 0
-        with closing_file(file):
+        with closing(file):
             return file.size()
 
     def _path(self, number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 
 import google_crc32c
@@ -14,7 +15,6 @@ from broker.parquet import SealedReader
 from broker.sealed import SealedFile
 from broker.state import TopicState
 from broker.storage import Storage
-from broker.storage.local import closing_file
 from broker.verify.findings import Findings
 
 _BLOCK = 1 << 20
@@ -76,7 +76,7 @@ class SealedCheck:
         if opened is None:
             raise MissingFile(self._path(file), 0, "the file is missing")
         crc = 0
-        with closing_file(opened):
+        with closing(opened):
             size = opened.size()
             if size != file.byte_length:
                 what = f"it has {size} bytes instead of {file.byte_length}"

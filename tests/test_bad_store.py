@@ -1,0 +1,85 @@
+"""What a person reads who names a store that is not there, or is not theirs: one line, soon."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from servers import S3Server
+from servers.children import free_port
+
+# Starting Python takes some of it; the drivers by themselves would ask for minutes.
+SOON_SECONDS = 30
+NO_CREDENTIALS = {
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_CONFIG_FILE": os.devnull,
+}
+
+
+def refuse(root: str, environment: Mapping[str, str]) -> str:
+    """Return the one line that the command line says of a log there."""
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "broker.cli", "topic", "list", "--log", root],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SOON_SECONDS,
+    )
+    assert done.returncode == 1 and not done.stdout, done
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def endpoint_of(server: S3Server) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": server.endpoint_url,
+        "AWS_ACCESS_KEY_ID": server.key,
+        "AWS_SECRET_ACCESS_KEY": server.secret,
+    }
+
+
+@pytest.mark.parametrize("kind", ["hdfs", "s3"])
+def test_a_host_that_does_not_exist(kind: str) -> None:
+    root = "hdfs://nowhere.invalid:9000/x" if kind == "hdfs" else "s3://bucket/x"
+    line = refuse(root, {"AWS_ENDPOINT_URL": "http://nowhere.invalid"})
+    assert f"{root}: there is no host 'nowhere.invalid'; check the address" in line
+
+
+@pytest.mark.parametrize("kind", ["hdfs", "s3"])
+def test_a_port_where_nobody_listens(kind: str) -> None:
+    place = f"127.0.0.1:{free_port()}"
+    root = f"hdfs://{place}/x" if kind == "hdfs" else "s3://bucket/x"
+    line = refuse(root, {"AWS_ENDPOINT_URL": f"http://{place}"})
+    assert f"{root}: nobody answers at {place}" in line and "check the address" in line
+
+
+def test_a_bucket_that_does_not_exist(s3_server: S3Server) -> None:
+    line = refuse("s3://no-such-bucket/x", endpoint_of(s3_server))
+    assert "there is no bucket 'no-such-bucket'; create it first" in line
+
+
+def test_no_credentials(s3_server: S3Server) -> None:
+    environment = {**NO_CREDENTIALS, "AWS_ENDPOINT_URL": s3_server.endpoint_url}
+    assert "no credentials; set AWS_ACCESS_KEY_ID and" in refuse("s3://logs/x", environment)
+
+
+def test_wrong_credentials(tmp_path: Path) -> None:
+    with S3Server.start(tmp_path) as server:
+        # From now on the server asks who it is.
+        begin = urllib.request.Request(
+            f"{server.endpoint_url}/moto-api/reset-auth",
+            data=b"0",
+            headers={"Content-Type": "text/plain"},
+        )
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(begin).close()
+        line = refuse("s3://logs/x", endpoint_of(server))
+    assert "not allowed to write or read s3://logs/x" in line and "check the credentials" in line
