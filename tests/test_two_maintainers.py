@@ -165,6 +165,8 @@ def race(log: broker.Log, pair: Pair, *, count: int, chance: random.Random) -> N
         pair.wait_until(lambda: is_all_sealed(log))
         pair.wait_for_rounds(chance.randrange(3))
         os.kill(sleeper, signal.SIGCONT)
+        # The first time, what is sealed may not have been made a table yet.
+        pair.wait_until(lambda: DeltaTable.is_deltatable(log.table_path(NAME)))
         for _ in range(5):
             check_that_the_table_names_no_removed_file(log)
     pair.wait_until(lambda: is_all_sealed(log))
