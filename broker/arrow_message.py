@@ -4,8 +4,8 @@ Building Arrow arrays costs 25 µs even for one record: more than the whole comm
 of a batch in which each column is all present or all null differs from that of any other such
 batch only in a few numbers at fixed places: row count, null counts, buffer places. So the message
 that Arrow itself writes for one record is kept as a template and those numbers are written into
-it. The result is an Arrow message like any other; large batches, and those of any other shape, go
-through Arrow.
+it. The same template spares a large Arrow batch of that shape a copy: its own buffers follow the
+metadata. The result is an Arrow message like any other; all else goes through Arrow.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from array import array
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -60,6 +61,22 @@ def encode_columns(
     return b"".join(parts), min(timestamps), max(timestamps)
 
 
+def parts_of(batch: pa.RecordBatch) -> tuple[Any, ...]:
+    """Return the message of a batch that has the schema of a record, in parts.
+
+    The parts share the batch's memory where its shape allows that, so it is not copied.
+    """
+    count = batch.num_rows
+    key, value, headers, stamps = batch.columns
+    if headers.null_count == count and not stamps.null_count:
+        key_column, value_column = _shared_column(key), _shared_column(value)
+        if key_column is not None and value_column is not None:
+            head = _head(count, key_column[0], value_column[0])
+            times = stamps.buffers()[1].slice(8 * stamps.offset, 8 * count)
+            return head, *key_column[1], *value_column[1], _null_column(count), times
+    return (batch.serialize(),)
+
+
 def _encode_one(key: bytes | None, value: bytes | None, timestamp: int) -> tuple[bytes, int, int]:
     """One record alone: the message that small commits are made of."""
     key_bytes = value_bytes = _ABSENT
@@ -93,12 +110,29 @@ def _plain_column(column: list[Any], count: int) -> tuple[int, tuple[bytes, ...]
     return size, (offsets, padding[0], b"".join(column), padding[1])
 
 
+def _shared_column(column: pa.Array) -> tuple[int, tuple[Any, ...]] | None:
+    """Return what `_plain_column` does, of an Arrow column of bytes and without copying those."""
+    count = len(column)
+    if column.null_count:
+        return (_ABSENT, (_null_column(count),)) if column.null_count == count else None
+    _validity, places, data = column.buffers()
+    offsets = np.frombuffer(places, np.int32, count + 1, 4 * column.offset)
+    start, end = int(offsets[0]), int(offsets[-1])
+    size = end - start
+    places = (
+        (offsets - start).tobytes() if start else places.slice(4 * column.offset, 4 * (count + 1))
+    )
+    padding = _PADDING[len(places) & 7], _PADDING[size & 7]
+    return size, (places, padding[0], data.slice(start, size) if size else b"", padding[1])
+
+
 def _null_column(count: int) -> bytes:
     """Return validity and offsets of `count` nulls: zeros, all of them."""
     zeros = _null_columns.get(count)
     if zeros is None:
         zeros = bytes(_padded((count + 7) // 8) + _padded(4 * (count + 1)))
-        _null_columns[count] = zeros
+        if count <= _TEMPLATE_RECORDS_MAX:
+            _null_columns[count] = zeros
     return zeros
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker import arrow_message
 from broker.arrow_message import SCHEMA
@@ -51,15 +50,16 @@ def encode_records(
 ) -> Frame:
     """Encode records given as columns of Python values; timestamps in microseconds."""
     payload, low, high = arrow_message.encode_columns(keys, values, headers, timestamps)
-    return _frame(payload, len(payload), len(values), low, high, codec)
+    return _frame((payload,), len(payload), len(values), low, high, codec)
 
 
 def encode_batch(batch: pa.RecordBatch, codec: str = "none") -> Frame:
     """Encode an Arrow batch that has the schema of a record."""
-    timestamps = pc.min_max(batch.column(3).cast(pa.int64()))
-    low, high = timestamps["min"].as_py(), timestamps["max"].as_py()
-    payload = batch.serialize()
-    return _frame(payload, payload.size, batch.num_rows, low, high, codec)
+    timestamps = batch.column(3).view(pa.int64()).to_numpy()
+    low, high = int(timestamps.min()), int(timestamps.max())
+    parts = arrow_message.parts_of(batch)
+    length = sum(map(len, parts))
+    return _frame(parts, length, batch.num_rows, low, high, codec)
 
 
 def decode(data: pa.Buffer, path: str, position: int) -> pa.RecordBatch:
@@ -99,14 +99,21 @@ def check(data: pa.Buffer, path: str, position: int) -> tuple[Any, ...]:
     return header
 
 
-def _frame(payload: Any, plain_length: int, count: int, low: int, high: int, codec: str) -> Frame:
+def _frame(
+    payload: tuple[Any, ...], plain_length: int, count: int, low: int, high: int, codec: str
+) -> Frame:
+    """Put a header before a payload, which is given in parts that are kept as they are."""
+    length = plain_length
     if codec != "none":
-        payload = pa.compress(payload, codec, asbytes=True)
-    length = len(payload)
+        whole = payload[0] if len(payload) == 1 else b"".join(payload)
+        payload = (pa.compress(whole, codec, asbytes=True),)
+        length = len(payload[0])
     checked = _CHECKED.pack(
         VERSION, CODEC_IDS[codec], SCHEMA_KAFKA, length, plain_length, count, low, high
     )
-    crc = google_crc32c.extend(google_crc32c.value(checked), payload)
+    crc = google_crc32c.value(checked)
+    for part in payload:
+        crc = google_crc32c.extend(crc, part)
     return Frame(
-        (_PREFIX.pack(MAGIC, crc), checked, payload), HEADER.size + length, count, low, high
+        (_PREFIX.pack(MAGIC, crc), checked, *payload), HEADER.size + length, count, low, high
     )

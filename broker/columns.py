@@ -39,7 +39,7 @@ def to_records(
         if field.name in table.schema.names:
             columns.append(_cast(table.column(field.name), field.name, topic))
         elif field.name == "timestamp":
-            columns.append(pa.repeat(pa.scalar(now_ms * 1000, pa.int64()), count).cast(field.type))
+            columns.append(pa.array(np.full(count, now_ms * 1000)).view(field.type))
         else:
             columns.append(pa.nulls(count, field.type))
     if columns[3].null_count:
@@ -53,14 +53,20 @@ def check_sizes(batch: pa.RecordBatch, topic: str, limit: int) -> None:
     """Refuse a batch in which one record is over the topic's limit."""
     if batch.num_rows == 0 or batch.nbytes <= limit:
         return
-    sizes = pc.fill_null(pc.binary_length(batch.column(1)), 0)
-    if batch.column(0).null_count < batch.num_rows:
-        sizes = pc.add(sizes, pc.fill_null(pc.binary_length(batch.column(0)), 0))
-    if batch.column(2).null_count < batch.num_rows:
-        sizes = pc.add(sizes, _header_sizes(batch.column(2)))
+    key, value, headers, _timestamp = batch.columns
+    sizes = _byte_lengths(value)
+    if key.null_count < batch.num_rows:
+        sizes = pc.add(sizes, _byte_lengths(key))
+    if headers.null_count < batch.num_rows:
+        sizes = pc.add(sizes, _header_sizes(headers))
     largest = pc.max(sizes).as_py()
     if largest > limit:
         raise RecordTooLarge(topic, largest, limit, "max.message.bytes")
+
+
+def _byte_lengths(column: pa.Array) -> pa.Array:
+    lengths = pc.binary_length(column)
+    return pc.fill_null(lengths, 0) if column.null_count else lengths
 
 
 def _check_header_keys(headers: pa.Array, topic: str) -> None:
@@ -73,8 +79,8 @@ def _check_header_keys(headers: pa.Array, topic: str) -> None:
 
 def _header_sizes(headers: pa.Array) -> pa.Array:
     entries = headers.flatten()
-    sizes = pc.fill_null(pc.binary_length(entries.field("key")), 0).to_numpy().astype(np.int64)
-    sizes = sizes + pc.fill_null(pc.binary_length(entries.field("value")), 0).to_numpy()
+    sizes = _byte_lengths(entries.field("key")).to_numpy().astype(np.int64)
+    sizes = sizes + _byte_lengths(entries.field("value")).to_numpy()
     ends = np.concatenate([[0], np.cumsum(sizes)])
     counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy()
     places = np.concatenate([[0], np.cumsum(counts)])

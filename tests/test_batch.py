@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from broker.arrow_message import SCHEMA, TIMESTAMP_TYPE, encode_columns
+from broker.arrow_message import SCHEMA, TIMESTAMP_TYPE, encode_columns, parts_of
 from broker.batch import HEADER, Frame, check, decode, encode_batch, encode_records
 from broker.config import CODECS
 from broker.errors import CorruptLog, LogError, UnsupportedFormat
@@ -108,6 +108,45 @@ def test_a_slice_of_an_arrow_batch_takes_only_its_own_bytes() -> None:
     assert frame.byte_length < 4000
     assert columns_of(opened(frame))[1] == values[40:42]
     assert (frame.min_timestamp, frame.max_timestamp) == (40, 41)
+
+
+def record_batch(keys: list[bytes | None], values: list[bytes | None]) -> pa.RecordBatch:
+    count = len(values)
+    arrays = [
+        pa.array(keys, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.nulls(count, SCHEMA.field("headers").type),
+        pa.array(range(count), pa.int64()).cast(TIMESTAMP_TYPE),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 300])
+@pytest.mark.parametrize("start", [0, 1, 5])
+@pytest.mark.parametrize("column", ["full", "null", "mixed", "empty"])
+def test_a_batch_of_any_shape_makes_a_message_that_arrow_opens(
+    count: int, start: int, column: str
+) -> None:
+    full: list[bytes | None] = [b"v" * (number % 11) for number in range(count + start)]
+    keys = {
+        "full": full,
+        "null": [None] * len(full),
+        "mixed": [one if number % 2 else None for number, one in enumerate(full)],
+        "empty": [b""] * len(full),
+    }[column]
+    for batch in (record_batch(keys, full), record_batch(full, keys)):
+        batch = batch.slice(start)
+        assert opened(encode_batch(batch)).equals(batch)
+        opened(encode_batch(batch)).validate(full=True)
+        shared = pa.py_buffer(b"".join(bytes(part) for part in parts_of(batch)))
+        assert pa.ipc.read_record_batch(shared, SCHEMA).equals(batch)
+
+
+def test_an_arrow_batch_is_not_copied_into_its_frame() -> None:
+    batch = record_batch([None] * 2, [b"v" * 100_000, b"w" * 100_000]).slice(1)
+    place = batch.column(1).buffers()[2].address + 100_000
+    parts = [part for part in encode_batch(batch).parts if isinstance(part, pa.Buffer)]
+    assert place in [part.address for part in parts]
 
 
 def test_an_uncompressed_frame_is_opened_without_a_copy() -> None:
