@@ -73,13 +73,13 @@ def remove_deleted(storage: Storage, home: Home) -> None:
     except AlreadyExists:
         pass
     if storage.is_remote:
-        _remove_all_but_the_end(storage, home)
+        _remove_all_but_the_journal(storage, home)
     else:
         storage.remove_tree(home.directory)
 
 
-def _remove_all_but_the_end(storage: Storage, home: Home) -> None:
-    """Keep the journal's last file: writers who are still at it must find the delete commit.
+def _remove_all_but_the_journal(storage: Storage, home: Home) -> None:
+    """Keep the journal for a time of grace: writers who are still at it must find the delete.
 
     Were it removed, the names of its commits would be free, and they would go on writing there.
     """
@@ -87,20 +87,26 @@ def _remove_all_but_the_end(storage: Storage, home: Home) -> None:
         if entry != "journal":
             storage.remove_tree(f"{home.directory}/{entry}")
             storage.remove(f"{home.directory}/{entry}")
-    for file in storage.list(f"{home.directory}/journal")[:-1]:
-        storage.remove(f"{home.directory}/journal/{file}")
 
 
-def remove_leftovers(storage: Storage, home: Home) -> None:
-    """Remove what earlier incarnations left; the new one is there even if that fails."""
+def remove_leftovers(storage: Storage, parent: str) -> None:
+    """Remove what earlier incarnations left, after the time of grace; what fails can wait.
+
+    A mark without a later incarnation stays, and what has no mark any more was left by those who
+    woke up after it had been removed.
+    """
     with contextlib.suppress(StorageError):
-        for entry in storage.list(home.parent):
-            number, _, suffix = entry.partition(".")
-            if not number.isdigit() or int(number) >= home.incarnation:
+        present, is_there = newest_incarnation(storage, parent)
+        names = storage.list(parent)
+        numbers = {int(one) for name in names if (one := name.partition(".")[0]).isdigit()}
+        for number in sorted(number for number in numbers if number < present):
+            mark = f"{parent}/{number}.deleted"
+            is_marked = f"{number}.deleted" in names
+            if is_marked and not storage.may_remove(mark):
                 continue
-            if storage.is_remote and not storage.may_remove(f"{home.parent}/{number}.deleted"):
-                continue
-            if suffix:
-                storage.remove(f"{home.parent}/{entry}")
-            else:
-                storage.remove_tree(f"{home.parent}/{entry}")
+            # From its beginning on: see `storage.pieces`.
+            for file in storage.list(f"{parent}/{number}/journal"):
+                storage.remove(f"{parent}/{number}/journal/{file}")
+            storage.remove_tree(f"{parent}/{number}")
+            if is_there:
+                storage.remove(mark)

@@ -243,6 +243,9 @@ class Ledger(ABC, Generic[State]):
         covered = checkpoint.durable_numbers(self.storage, f"{self.directory}/checkpoint")[:-1]
         names = self.storage.list(f"{self.directory}/journal")
         numbers = [int(name[:20]) for name in names]
+        if self.storage.is_remote:
+            # The one before the last shows that the last is still there: see `storage.pieces`.
+            numbers = numbers[:-1]
         return [number for number, end in pairwise(numbers) if covered and end <= covered[-1]]
 
     def abandon(self) -> None:

@@ -127,7 +127,7 @@ class Log:
             remove_deleted(self._storage, topic_home(name, incarnation))
             incarnation += 1
         topics.create(self._storage, name, incarnation, partitions=partitions, config=settings)
-        remove_leftovers(self._storage, topic_home(name, incarnation))
+        remove_leftovers(self._storage, topic_home(name, incarnation).parent)
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
@@ -326,6 +326,9 @@ class Log:
                     raise
         if topic is None:
             self._maintenance_metrics.add("expired-positions", self._groups.expire())
+            for kind in ("topics", "groups"):
+                for name in self._storage.list(kind):
+                    remove_leftovers(self._storage, f"{kind}/{name}")
         return done
 
     def metrics(self) -> Readings:

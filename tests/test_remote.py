@@ -14,7 +14,12 @@ import pytest
 from faulty_store import LossyStore, fresh_store
 
 import broker
+from broker import batch
+from broker.boot import boot_seconds
+from broker.commit import Author
+from broker.ledger import new_token
 from broker.log import Log
+from broker.storage import pieces, remote
 from broker.storage.hdfs import HdfsStore
 from broker.storage.remote import RemoteStorage
 from broker.storage.s3 import S3Store
@@ -189,6 +194,176 @@ def test_a_reader_that_slept_while_its_place_was_removed_goes_on(store: ObjectSt
             while len(seen) < 2:
                 seen += [r.value for r in sleeper.poll(timeout_ms=5000)[place]]
             assert seen == [b"b", b"c"]
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let seconds pass by the clock that nobody sets, as if this process had slept."""
+    slept = [0.0]
+
+    def later() -> float:
+        return boot_seconds() + slept[0]
+
+    monkeypatch.setattr(remote, "boot_seconds", later)
+    monkeypatch.setattr(pieces, "boot_seconds", later)
+    return lambda seconds: slept.__setitem__(0, slept[0] + seconds)
+
+
+def seal_and_trim(store: ObjectStore, *values: bytes) -> None:
+    """Commit values, each in a file of its own that is sealed, merged and removed."""
+    log = open_on(store, grace_ms=0)
+    for value in values:
+        with log.producer() as producer:
+            producer.send("t", value).get(20)
+        for _ in range(2):
+            time.sleep(0.01)  # So that what was retired is older than no time at all.
+            log.maintain("t", seal=True)
+
+
+TRIMMED = {"file.delete.delay.ms": 0}
+
+
+def test_an_idle_producer_whose_empty_file_was_removed_commits_behind_the_others(
+    store: ObjectStore, sleep: Callable[[float], None]
+) -> None:
+    log = open_on(store)
+    log.create_topic("t", partitions=1, config=TRIMMED | {"segment.bytes": 600})
+    with log.producer() as sleeper:
+        sleeper.send("t", b"a" * 600).get(20)  # Its file ends with it; the next has no piece yet.
+        seal_and_trim(store, b"b", b"c", b"d")
+        sleep(7200)
+        for number in range(3):
+            assert sleeper.send("t", b"%d" % number).get(20).offset == 4 + number
+            sleep(3600)
+    assert values(open_on(store)) == {0: [b"a" * 600, b"b", b"c", b"d", b"0", b"1", b"2"]}
+    assert not open_on(store).verify().damage
+
+
+@pytest.mark.parametrize("is_rolled", [False, True], ids=["in_a_file", "at_its_beginning"])
+def test_a_writer_that_slept_right_after_opening_is_told_that_its_place_is_gone(
+    sleep: Callable[[float], None], is_rolled: bool
+) -> None:
+    store = fresh_store(uuid.uuid4().hex)
+    log = open_on(store)
+    log.create_topic("t", partitions=1, config=TRIMMED)
+    with log.producer() as producer:
+        producer.send("t", b"a").get(20)
+    with contextlib.closing(Topic(RemoteStorage(store), "t", 1, write=True)) as topic:
+        topic.write_checkpoint()
+    with contextlib.closing(Topic(RemoteStorage(store), "t", 1, write=True)) as sleeper:
+        sleeper.refresh()
+        if is_rolled:
+            sleeper.end_file()
+            sleeper.refresh()
+        seal_and_trim(store, b"b", b"c", b"d")
+        sleep(7200)
+        frame = batch.encode_records([None], [b"e"], None, [1])
+        author = Author(new_token(), 99, 0)
+        with pytest.raises(broker.OutcomeUnknown, match="removed while this writer was away"):
+            sleeper.append([(0, frame)], author)
+        assert sleeper.append([(0, frame)], author).number > 0
+    assert values(open_on(store)) == {0: [b"a", b"b", b"c", b"d", b"e"]}
+    assert not open_on(store).verify().damage
+
+
+def test_what_another_thread_has_seen_does_not_vouch_for_a_put_that_slept(
+    sleep: Callable[[float], None],
+) -> None:
+    inner = fresh_store(uuid.uuid4().hex)
+    stalls: list[Callable[[], None]] = []
+
+    class Stalling(LossyStore):
+        def put_new(self, path: str, data: bytes) -> None:
+            if ".log+" in path and stalls:
+                stalls.pop()()
+            self._store.put_new(path, data)
+
+    log = open_on(Stalling(inner))
+    log.create_topic("t", partitions=1)
+    place = broker.TopicPartition("t", 0)
+    with log.producer() as writer, log.consumer(auto_offset_reset="earliest") as reader:
+        writer.send("t", b"a").get(20)
+        reader.assign([place])
+        assert [record.value for record in reader.poll(timeout_ms=5000)[place]] == [b"a"]
+
+        def stall() -> None:
+            with open_on(inner).producer() as other:
+                other.send("t", b"b").get(20)
+            merge_and_remove(inner)
+            sleep(7200)
+            assert [record.value for record in reader.poll(timeout_ms=5000)[place]] == [b"b"]
+
+        stalls.append(stall)
+        assert writer.send("t", b"c").get(20).offset == 2
+    assert values(open_on(inner)) == {0: [b"a", b"b", b"c"]}
+
+
+def test_a_writer_one_file_behind_finds_that_its_topic_was_deleted(store: ObjectStore) -> None:
+    log = open_on(store)
+    log.create_topic("t", partitions=1)
+    with log.producer() as writer:
+        writer.send("t", b"a").get(20)
+        with contextlib.closing(Topic(RemoteStorage(store), "t", 1, write=True)) as topic:
+            topic.end_file()
+        other = open_on(store)
+        with other.producer() as producer:
+            producer.send("t", b"b").get(20)
+        other.delete_topic("t")
+        other.create_topic("t", partitions=1)
+        with pytest.raises(broker.UnknownTopic, match="deleted"):
+            writer.send("t", b"c").get(20)
+        assert writer.send("t", b"d").get(20).offset == 0
+    assert values(open_on(store)) == {0: [b"d"]}
+
+
+def test_a_writer_that_slept_until_its_deleted_topic_was_removed_writes_nothing(
+    store: ObjectStore, sleep: Callable[[float], None]
+) -> None:
+    log = open_on(store)
+    log.create_topic("t", partitions=1)
+    with log.producer() as writer:
+        writer.send("t", b"a").get(20)
+        other = open_on(store, grace_ms=0)
+        other.delete_topic("t")
+        other.maintain()
+        assert not store.entries("topics/t/1")
+        sleep(7200)
+        with pytest.raises(broker.LogError):
+            writer.send("t", b"b").get(20)
+    assert open_on(store).topics() == []
+    other.create_topic("t", partitions=1)
+    assert values(open_on(store)) == {0: []}
+    assert log.describe_topic("t").incarnation == 2
+
+
+def test_a_piece_of_a_writer_that_died_on_waking_up_deceives_nobody_and_goes(
+    sleep: Callable[[float], None],
+) -> None:
+    store = fresh_store(uuid.uuid4().hex)
+    log = open_on(store)
+    log.create_topic("t", partitions=1, config=TRIMMED)
+    with log.producer() as producer, log.consumer(auto_offset_reset="earliest") as reader:
+        producer.send("t", b"a").get(20)
+        reader.assign([broker.TopicPartition("t", 0)])
+        reader.poll(timeout_ms=5000)
+        stray = store.get(f"topics/t/1/journal/{0:020d}.log+/{1:010d}")
+        assert stray is not None
+        seal_and_trim(store, b"b", b"c", b"d")
+        for number in (1, 2):
+            store.put(f"topics/t/1/journal/{0:020d}.log+/{number:010d}", stray)
+        sleep(7200)
+        assert not open_on(store).verify().damage
+        seen: list[bytes | None] = []
+        while len(seen) < 3:
+            for records in reader.poll(timeout_ms=5000).values():
+                seen += [record.value for record in records]
+        assert seen == [b"b", b"c", b"d"]
+        assert producer.send("t", b"e").get(20).offset == 4
+        seal_and_trim(store, b"f", b"g", b"h")
+    assert not store.entries(f"topics/t/1/journal/{0:020d}.log+")
+    assert len(open_on(store).verify().damage) == 0
+    # The last two files stay: they show others that the last is still there.
+    assert len(RemoteStorage(store).list("topics/t/1/journal")) == 2
 
 
 def test_history_is_sealed_merged_compacted_and_read_as_before(store: ObjectStore) -> None:

@@ -238,7 +238,7 @@ class Groups:
             remove_deleted(self._storage, group_home(name, incarnation))
             incarnation += 1
         journal.create(self._storage, name, incarnation)
-        remove_leftovers(self._storage, group_home(name, incarnation))
+        remove_leftovers(self._storage, group_home(name, incarnation).parent)
 
     def _is_deleted(self, name: str, incarnation: int) -> bool:
         """Tell whether a delete was committed and its files were not removed any more."""

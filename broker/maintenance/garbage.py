@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from broker import index
-from broker.errors import LogError
+from broker.errors import LogError, MissingFile
 from broker.maintenance.delta_view import TABLE, Mirrored
 from broker.naming import GARBAGE_AFTER_MS, is_garbage
 from broker.reader import TopicReader
@@ -70,8 +70,11 @@ def _remove_journal_files(topic: Topic, state: TopicState, removed: Removed) -> 
     """Remove the files before the first one that the state names."""
     first = state.files[0].first_number if state.files else state.file_number
     for number in topic.covered_files():
-        if number >= first or not topic.storage.may_remove(topic.journal.file_path(number)):
+        if number >= first:
             return
+        # A later one may be removed nevertheless: this may have been left by who woke up too late.
+        if not topic.storage.may_remove(topic.journal.file_path(number)):
+            continue
         for data in _data_files(topic, number):
             _remove(topic, f"data/{data}", removed)
         _remove(topic, f"journal/{number:020d}.log", removed)
@@ -149,7 +152,10 @@ def _remove(topic: Topic, path: str, removed: Removed) -> None:
         file = topic.storage.open_file(full)
         if file is not None:
             with closing(file):
-                size = file.size()
+                try:
+                    size = file.size()
+                except MissingFile:
+                    size = 0  # It was removed before; what is there was put by who woke up late.
             topic.storage.remove(full)
             removed.paths.append(path)
             # What is in the table is the same file by another name.

@@ -6,12 +6,16 @@ ended, its pieces are merged into one object, `<file>`, with the same bytes; aft
 the pieces go.
 
 Removing a piece makes its name free again, and somebody who slept meanwhile could put there.
-Therefore nobody trusts pieces for longer than half the time of grace without asking whether the
-file was merged, and whether the last piece that it knows is still there.
+Therefore nobody trusts what it knows of the end for longer than half the time of grace without
+asking whether the file was merged, and, if it was not, whether it is still there: all of its
+pieces, and the file before it, if there is none behind. Files are removed from the first on, the
+first piece first, and the last two only with the whole journal: so what is still there shows that
+nothing behind it was removed.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_right
 from typing import TYPE_CHECKING
@@ -19,7 +23,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from broker.boot import boot_seconds
-from broker.errors import AlreadyExists, Conflict, CorruptLog, MissingFile, OutcomeUnknown
+from broker.errors import (
+    AlreadyExists,
+    Conflict,
+    CorruptLog,
+    MissingFile,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,29 +111,37 @@ class PieceFile:
         self._is_behind = True
         self._mutex = threading.RLock()
         self._merged: RangeFile | None = None
+        # When it was last begun to find out, by asking for all of it, where the file ends.
         self._looked = -1e18
-        self._last: bytes | None = None  # The last known piece, to know it again.
 
     def size(self) -> int:
         """Ask how far the file has come."""
         with self._mutex:
-            self._look_again()
+            if self._merged is None and not self._storage.is_recent(self._looked):
+                self._look_again()
+            elif self._merged is None:
+                self._read_on()
             if self._merged is not None:
                 return self._merged.size()
-            ahead = 1
-            while True:
-                first = self._first + len(self._bounds) - 1
-                found = self._storage.get_run(
-                    [self.piece(first + number) for number in range(ahead)]
-                )
-                for data in found:
-                    self._bounds.append(self._bounds[-1] + len(data))
-                    self._last = data
-                if len(found) < ahead:
-                    break
-                ahead = min(2 * ahead, _AHEAD_MAX)
             self._is_behind = False
             return self._bounds[-1]
+
+    def _read_on(self) -> None:
+        """Ask for the pieces behind the known ones, until one is absent."""
+        ahead = 1
+        while True:
+            first = self._count
+            found = self._storage.get_run([self.piece(first + number) for number in range(ahead)])
+            for data in found:
+                self._bounds.append(self._bounds[-1] + len(data))
+            if len(found) < ahead:
+                return
+            ahead = min(2 * ahead, _AHEAD_MAX)
+
+    @property
+    def _count(self) -> int:
+        """How many pieces the file has, as far as is known here."""
+        return self._first + len(self._bounds) - 1
 
     def is_at(self, position: int) -> bool:
         """Tell whether the file ends here as far as anybody here knows; asks nobody."""
@@ -136,9 +155,8 @@ class PieceFile:
                 parts = self._read_pieces(start, length)
                 if parts is not None:
                     return parts[0] if len(parts) == 1 else b"".join(parts)
-                self._looked = -1e18
-                self._look_again()
-                merged = self._merged
+                # That it is merged says nothing of where others have put since: see `_looked`.
+                merged = self._merged = self._storage.open_whole(self._name)
         if merged is None:
             raise MissingFile(self.path, start, "a part of the file is missing")
         return merged.read(start, length)
@@ -165,19 +183,21 @@ class PieceFile:
             if not self.is_at(position):
                 self._is_behind = True
                 raise Conflict(f"{self.path} does not end at {position}")
-            number = self._first + len(self._bounds) - 1
+            # By these the put is judged afterwards: others of this process go on meanwhile.
+            number, looked = self._count, self._looked
+        begun = boot_seconds()
         try:
             self._storage.create(self.piece(number), data)
         except AlreadyExists:
             self._is_behind = True
             raise Conflict(f"{self.path}: another writer was first at {position}") from None
         with self._mutex:
-            if not self._storage.is_recent(self._looked):
+            if self._merged is not None or not self._storage.is_recent(looked):
                 self._settle(number, data, position)
+                self._looked = max(self._looked, begun)
             self._storage.keep(self.piece(number), data)
             if self._bounds[-1] == position:
                 self._bounds.append(position + length)
-                self._last = data
 
     def sync(self) -> None:
         """A store that has answered keeps what it was given."""
@@ -230,11 +250,7 @@ class PieceFile:
         """Learn where the pieces before the known ones begin."""
         if self._first == 0:
             return
-        sizes = {
-            int(entry.name): entry.size
-            for entry in self._storage.entries(f"{self._name}{FOLDER_SUFFIX}")
-            if entry.name.isdigit()
-        }
+        sizes = self._sizes(self._name)
         if any(number not in sizes for number in range(self._first)):
             return
         bounds = [0]
@@ -246,39 +262,81 @@ class PieceFile:
         self._first = 0
 
     def _look_again(self) -> None:
-        """If it is long ago: ask whether the pieces are still what the file is made of."""
-        if self._merged is not None or self._storage.is_recent(self._looked):
-            return
+        """Find out where the file ends, and whether it still is what its pieces are.
+
+        Raises:
+            MissingFile: it was merged and removed.
+        """
         begun = boot_seconds()
         self._merged = self._storage.open_whole(self._name)
-        if self._merged is None and not self._is_last_piece_there():
+        if self._merged is not None:
+            return
+        self._is_behind = True
+        self._read_on()
+        if not self._is_live(self._count):
             raise MissingFile(self.path, self._bounds[-1], "the file was removed")
         self._looked = begun
 
-    def _is_last_piece_there(self) -> bool:
-        if self._last is None:
-            return True  # Nothing was read from it yet: whoever opens it has just been told of it.
-        number = self._first + len(self._bounds) - 2
-        return self._storage.get_range(self.piece(number), 0, None) == self._last
+    def _is_live(self, count: int) -> bool:
+        """Tell whether the file, which is not merged, is still there with its first pieces.
+
+        Somebody else who slept may have put a piece where there was one; that deceives nobody here.
+        """
+        folder, name = os.path.split(self._name)
+        names = self._storage.list(folder)
+        later = [other for other in names if other > name]
+        earlier = [other for other in names if other < name]
+        if later:
+            # A piece is a commit, and the next file is named by the number of its first one.
+            needed = _first_number(later[0]) - _first_number(name)
+            return count <= needed and self._has_pieces(self._name, needed)
+        if count and not self._has_pieces(self._name, count):
+            return False
+        if not earlier:
+            return _first_number(name) == 0
+        before = f"{folder}/{earlier[-1]}"
+        if self._storage.open_whole(before) is not None:
+            return True
+        return self._has_pieces(before, _first_number(name) - _first_number(earlier[-1]))
+
+    def _has_pieces(self, path: str, count: int) -> bool:
+        return self._sizes(path).keys() >= set(range(count))
+
+    def _sizes(self, path: str) -> dict[int, int]:
+        """Return how long each piece of a file is that is there."""
+        return {
+            int(entry.name): entry.size
+            for entry in self._storage.entries(f"{path}{FOLDER_SUFFIX}")
+            if entry.name.isdigit()
+        }
 
     def _settle(self, number: int, data: bytes, position: int) -> None:
-        """After a long pause: find out whether a piece was put where others had been removed."""
-        self._look_again_after_put(number)
-        if self._merged is None:
-            return
-        if self._merged.read(position, len(data)) == data:
-            return
-        self._storage.remove(self.piece(number))
-        self._is_behind = True
-        raise Conflict(f"{self.path} has ended meanwhile")
+        """After a long pause: find out whether a piece was put where others had been removed.
 
-    def _look_again_after_put(self, number: int) -> None:
+        Raises:
+            Conflict: the file has ended before it.
+            OutcomeUnknown: whether an earlier attempt of the same commit succeeded, others know.
+        """
+        self._is_behind = True
         try:
-            self._look_again()
-        except MissingFile:
+            self._merged = self._merged or self._storage.open_whole(self._name)
+            if self._merged is None and self._is_live(number + 1):
+                self._is_behind = False
+                return
+            if self._merged is not None and self._merged.read(position, len(data)) == data:
+                return
             self._storage.remove(self.piece(number))
-            self._is_behind = True
+        except StoreUnavailable as error:
             raise OutcomeUnknown(
-                f"{self.path} was ended and removed while this writer was away; whether its last "
-                "commit is in the log is not known"
-            ) from None
+                f"not known whether the last commit is in {self.path}: {error}"
+            ) from error
+        if self._merged is not None:
+            raise Conflict(f"{self.path} has ended meanwhile")
+        raise OutcomeUnknown(
+            f"{self.path} was ended and removed while this writer was away; whether its last "
+            "commit is in the log is not known"
+        )
+
+
+def _first_number(name: str) -> int:
+    return int(name.partition(".")[0])

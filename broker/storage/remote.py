@@ -177,9 +177,15 @@ class RemoteStorage:
 
     def remove(self, path: str) -> None:
         """Remove a file; that it is gone already is fine."""
-        self._ask(lambda: self._store.delete(path))
         if path.endswith(".log"):
-            self._ask(lambda: self._store.delete_tree(f"{path}{FOLDER_SUFFIX}"))
+            self._delete_pieces(path)
+        self._ask(lambda: self._store.delete(path))
+
+    def _delete_pieces(self, path: str) -> None:
+        """Remove the first piece first: where it is, others see that none was removed."""
+        folder = f"{path}{FOLDER_SUFFIX}"
+        self._ask(lambda: self._store.delete(f"{folder}/{0:010d}"))
+        self._ask(lambda: self._store.delete_tree(folder))
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and all in it; that it is gone already is fine."""
@@ -234,15 +240,21 @@ class RemoteStorage:
             raise StorageError(f"{self.locate(path)} holds other bytes than its parts") from None
 
     def may_remove(self, path: str) -> bool:
-        """Tell whether all who may still trust in the pieces of a file have asked again."""
+        """Tell whether all who may still trust in the pieces of a file have asked again.
+
+        Of a file that nobody merged: whether all pieces are so old that they have seen its end.
+        """
         entry = self._ask(lambda: self._store.stat(path))
+        if entry is None and path.endswith(".log"):
+            pieces = self.entries(f"{path}{FOLDER_SUFFIX}")
+            entry = max(pieces, key=lambda piece: piece.changed_ms, default=None)
         return entry is not None and self._now_there_ms() - entry.changed_ms >= self._grace_ms
 
     def remove_pieces(self, path: str) -> bool:
         """Remove the pieces of a file that was merged long ago; tell whether there were any."""
         if not self.entries(f"{path}{FOLDER_SUFFIX}") or not self.may_remove(path):
             return False
-        self._ask(lambda: self._store.delete_tree(f"{path}{FOLDER_SUFFIX}"))
+        self._delete_pieces(path)
         return True
 
     def writer_lock(self, name: str) -> NoLock:

@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple
 import google_crc32c
 
 from broker.commit import BY_REFERENCE, HEADER, MAGIC, ROW, Commit, Kind, unpack
-from broker.errors import CorruptLog, StorageError, UnsupportedFormat
+from broker.errors import CorruptLog, MissingFile, StorageError, UnsupportedFormat
 from broker.ledger import State
 from broker.storage import File, Storage
 from broker.verify.findings import Damage, Findings
@@ -121,8 +121,8 @@ class JournalWalk(Generic[State]):
         if not numbers:
             self._findings.add(self._path(0), 0, "the file is missing")
             return
-        end = self._size(numbers[-1])
         self.first_file = numbers[0]
+        end = self._size(numbers[-1])
         for place, number in enumerate(numbers):
             self._damage_before[number] = len(self._findings.damage)
             self._enter(number)
@@ -131,6 +131,9 @@ class JournalWalk(Generic[State]):
                 self._walk_file(number, end if is_last else None)
             except StorageError as error:
                 self._findings.add(self._path(number), 0, f"the file cannot be read: {error}")
+                self.replay.begin_file(number)
+            except MissingFile as damage:
+                self._findings.add(self._path(number), damage.position, damage.what)
                 self.replay.begin_file(number)
         self.frames.close()
         self._damage_before[_NO_FILE] = len(self._findings.damage)

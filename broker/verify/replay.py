@@ -45,6 +45,8 @@ class Replay(ABC, Generic[State]):
         self.skip_to(number)
         self.state.file_number = number
         self.state.position = 0
+        # A file before may have been left by a writer who woke up long after it was removed.
+        self.state.time = 0
 
     def adopt(self, known: State) -> list[str]:
         """Go on from a checkpoint of this place; return what cannot be true of it.
