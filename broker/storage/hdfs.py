@@ -268,10 +268,11 @@ class _Counted:
         self.closed = False
 
     def write(self, data: Any) -> int:
-        length = memoryview(data).nbytes
-        self._writer.write(data)
-        self._count += length
-        return length
+        # The driver takes anything but bytes apart one by one, which is twenty times as slow.
+        whole = data if type(data) is bytes else bytes(data)
+        self._writer.write(whole)
+        self._count += len(whole)
+        return len(whole)
 
     def tell(self) -> int:
         return self._count
