@@ -13,11 +13,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import google_crc32c
 import numpy as np
 
+from broker import shapes
 from broker.batch import Frame
 from broker.errors import CorruptLog, UnsupportedFormat
 
@@ -113,10 +114,13 @@ class Commit(NamedTuple):
         return list(ROW.iter_unpack(self.table))
 
     def details(self) -> dict[str, Any]:
-        """Return the meta data of the commit."""
-        if not self.meta:
-            return {}
-        loaded: dict[str, Any] = json.loads(self.meta)
+        """Return the meta data of the commit.
+
+        Raises:
+            ValueError: they do not have the shape that a commit of this kind has.
+        """
+        loaded: dict[str, Any] = json.loads(self.meta) if self.meta else {}
+        shapes.check(self.kind.name, loaded)
         return loaded
 
 
@@ -297,6 +301,25 @@ def unpack(
         kind, flags, number, position, length, time, token, producer_id, sequence, epoch,
         meta[:split], meta[split:],
     ), needed  # fmt: skip
+
+
+class Applicable(Protocol):
+    """A state that commits move on."""
+
+    def apply(self, commit: Commit, path: str) -> None: ...
+
+
+def apply(state: Applicable, commit: Commit, path: str) -> None:
+    """Let the state move on by a commit that was read.
+
+    Raises:
+        CorruptLog: whole as it is, it says what no writer may say.
+    """
+    try:
+        state.apply(commit, path)
+    except (LookupError, TypeError, ValueError) as error:
+        what = f"commit {commit.number} ({commit.kind.name}) cannot be applied: {error!r}"
+        raise CorruptLog(path, commit.position, what) from error
 
 
 def results(table: bytes) -> dict[int, tuple[int, int]]:

@@ -30,6 +30,7 @@ from broker.commit import (
     Commit,
     Kind,
     Placeable,
+    apply,
     pack,
 )
 from broker.errors import (
@@ -285,10 +286,18 @@ class Ledger(ABC, Generic[State]):
             commits = self._new_commits()
         except MissingFile:
             commits = self._new_commits_from_checkpoint()
+        path = self._path_of_state
         for commit in commits:
-            self.state.apply(commit, self.journal.path)
+            apply(self.state, commit, path)
+            if commit.kind is Kind.END_OF_FILE:
+                path = self._path_of_state
             self._on_commit(commit)
         self._is_stale = False
+
+    @property
+    def _path_of_state(self) -> str:
+        """The file of the commit that the state comes to next, for messages."""
+        return self.storage.locate(self.journal.file_path(self.state.file_number))
 
     def _new_commits_from_checkpoint(self) -> list[Commit]:
         """Go on from a newer checkpoint: the files up to there may have been removed as not needed.
@@ -429,17 +438,26 @@ class Ledger(ABC, Generic[State]):
             )
         if len(parts) > _PARTS_MAX:
             parts = [b"".join(parts)]
-        self._write_commit(parts, length)
         table, meta = meta[: len(placed) * ROW.size], meta[len(placed) * ROW.size :]
         flags = TRANSACTIONAL if author.is_transactional else 0
         commit = Commit(
             kind, flags, number, position, length, now, author.token, author.producer_id,
             author.sequence, author.epoch, table, meta,
         )  # fmt: skip
+        if details:
+            self._check_readable(commit)
+        self._write_commit(parts, length)
         state.apply(commit, journal.path if kind is not Kind.APPEND else "")
         self._on_commit(commit)
         self._is_stale = False
         return Appended(table, now, number)
+
+    def _check_readable(self, commit: Commit) -> None:
+        """Refuse what nobody could apply: once written, it would be the journal's end."""
+        try:
+            commit.details()
+        except ValueError as error:
+            raise InvalidRecord(f"{error} in {self.name!r}; nothing was written") from error
 
     def _write_commit(self, parts: Sequence[Any], length: int) -> None:
         """Append to the journal; until the state has followed, it is stale."""

@@ -12,12 +12,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
-from typing import Protocol
 
 import pyarrow as pa
 
 from broker import batch
-from broker.commit import BY_REFERENCE, ROW, Commit, Kind
+from broker.commit import BY_REFERENCE, ROW, Applicable, Commit, Kind, apply
 from broker.errors import CorruptLog
 from broker.journal import Journal
 from broker.synced import Synced
@@ -28,16 +27,10 @@ logger = logging.getLogger(__name__)
 _FIRST_COMMIT = (0, 1)
 
 
-class Applicable(Protocol):
-    """A state that commits move on."""
-
-    def apply(self, commit: Commit, path: str) -> None: ...
-
-
 def survey(journal: Journal, state: Applicable, hint: Synced | None) -> None:
     """Under the lock: bring `state` and the journal to the last whole commit; cut what follows."""
     for commit in read_whole(journal, hint):
-        state.apply(commit, journal.path)
+        apply(state, commit, journal.path)
     _cut(journal)
 
 

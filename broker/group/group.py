@@ -387,7 +387,8 @@ def _details(positions: Mapping[TopicPartition, Position], who: str) -> str:
         key = (topic, incarnation, epoch)
         if key not in by_topic:
             by_topic[key] = []
-        by_topic[key].append(f'"{partition}":{offset}')
+        # As whole numbers, or not at all: what is written here is not read back first.
+        by_topic[key].append(f'"{partition:d}":{offset:d}')
         if note:
             metadata.setdefault(topic, {})[str(partition)] = note
     # A topic's name has no character that JSON would escape.
