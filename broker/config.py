@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from broker import checks
 from broker.errors import InvalidOption, unknown_name
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -158,7 +159,7 @@ class ProducerOptions:
             raise InvalidOption(
                 f"partitioner={self.partitioner!r} is not sticky, round_robin or a function"
             )
-        _check_text(self, ("transactional_id",))
+        _check_text(self, ("transactional_id", "client_id"))
         _check_callables(self, ("key_serializer", "value_serializer"))
 
 
@@ -190,7 +191,7 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         _check_callables(self, ("key_deserializer", "value_deserializer"))
-        _check_text(self, ("group_id", "group_instance_id"))
+        _check_text(self, ("group_id", "group_instance_id", "client_id"))
         if self.group_instance_id is not None and self.group_id is None:
             raise InvalidOption("group_instance_id needs a group_id")
         if type(self.enable_auto_commit) is not bool:
@@ -229,5 +230,5 @@ def _check_callables(options: object, names: Iterable[str]) -> None:
 def _check_text(options: object, names: Iterable[str]) -> None:
     for name in names:
         value = getattr(options, name)
-        if value is not None and (not isinstance(value, str) or not value):
-            raise InvalidOption(f"{name}={value!r} is not a text of 1 character or more")
+        if value is not None:
+            checks.text(value, name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from broker import checks
 from broker.chunk import Chunk
 from broker.config import ConsumerOptions
 from broker.errors import (
@@ -83,20 +84,22 @@ class Consumer:
         """
         self._check_usable()
         names = check_subscription(topics, pattern)
+        compiled = None if pattern is None else compile_pattern(pattern)
         if listener is not None:
             raise InvalidOption("a listener needs a consumer group; give a group_id")
         self._forget_positions()
-        if pattern is None:
+        if compiled is None:
             self._subscription.use_topics(names)
         else:
-            self._subscription.use_pattern(compile_pattern(pattern))
+            self._subscription.use_pattern(compiled)
         self._assign_new()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions."""
         self._check_usable()
+        wanted = checks.places(partitions)
         self._forget_positions()
-        self._subscription.use_partitions([TopicPartition(*place) for place in partitions])
+        self._subscription.use_partitions(wanted)
         self._watch.changed()
         self._assign_new()
 
@@ -119,7 +122,8 @@ class Consumer:
 
     def partitions_for_topic(self, topic: str) -> set[int]:
         self._check_usable()
-        return set(range(self._subscription.reader(topic).refresh().partition_count))
+        reader = self._subscription.reader(checks.topic_name(topic))
+        return set(range(reader.refresh().partition_count))
 
     # Where to read.
 
@@ -128,20 +132,16 @@ class Consumer:
         self._check_usable()
         self._settle_iteration()
         self._watch.changed()
-        if partition not in self._positions:
-            raise self._not_assigned(partition)
-        return self._known_position(partition)
+        return self._known_position(self._assigned(partition))
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on from this offset; whether the partition holds it shows at the next read."""
         self._check_usable()
-        if type(offset) is not int or offset < 0:
-            raise InvalidOption(f"cannot seek {partition} to {offset!r}; give an offset from 0 on")
+        offset = checks.whole_number(offset, f"cannot seek {partition} to")
         self._settle_iteration()
-        if partition not in self._positions:
-            raise self._not_assigned(partition)
-        self._positions[partition] = offset
-        self._chunks.pop(partition, None)
+        place = self._assigned(partition)
+        self._positions[place] = offset
+        self._chunks.pop(place, None)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Go to the first record of these partitions, or of all."""
@@ -168,7 +168,9 @@ class Consumer:
         """Return the first record at or after each time (milliseconds), or None."""
         self._check_usable()
         found = {}
-        for place, timestamp_ms in times.items():
+        for place, given in checks.by_place(times).items():
+            refusal = f"cannot look in {place.topic}-{place.partition} for the time"
+            timestamp_ms = checks.whole_number(given, refusal, at_least=-checks.NUMBER_MAX)
             reader = self._subscription.reader(place.topic)
             reader.refresh()
             found[place] = reader.offset_for_time(place.partition, timestamp_ms * 1000)
@@ -178,14 +180,12 @@ class Consumer:
         """Give no records of these until `resume`; their positions stay."""
         self._check_usable()
         self._settle_iteration()
-        for place in partitions:
-            if place not in self._positions:
-                raise self._not_assigned(place)
+        for place in [self._assigned(one) for one in partitions]:
             self._paused.add(place)
             self._chunks.pop(place, None)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        self._paused.difference_update(partitions)
+        self._paused.difference_update([checks.place(one) for one in partitions])
 
     def paused(self) -> set[TopicPartition]:
         return set(self._paused)
@@ -221,11 +221,11 @@ class Consumer:
         """Return some records, waiting up to `timeout_ms` for the first."""
         self._check_usable()
         self._settle_iteration()
-        limit = self._options.max_poll_records if max_records is None else max_records
-        if limit < 1:
-            raise InvalidOption(f"max_records={max_records!r} is too small; use at least 1")
+        limit = self._options.max_poll_records
+        if max_records is not None:
+            limit = checks.whole_number(max_records, "max_records cannot be", at_least=1)
         if not self._chunks:
-            self._fetch(timeout_ms)
+            self._fetch(checks.milliseconds(timeout_ms, "timeout_ms"))
         polled: dict[TopicPartition, list[ConsumerRecord]] = {}
         wanted = limit
         for place in list(self._chunks):
@@ -248,7 +248,7 @@ class Consumer:
         self._check_usable()
         self._settle_iteration()
         if not self._chunks:
-            self._fetch(timeout_ms)
+            self._fetch(checks.milliseconds(timeout_ms, "timeout_ms"))
         batches = {place: self._take_batch(place) for place in list(self._chunks)}
         self._counts.totals["records-consumed"] += sum(one.num_rows for one in batches.values())
         return batches
@@ -291,7 +291,8 @@ class Consumer:
             self._records = None
             raise
 
-    def close(self) -> None:
+    def close(self, autocommit: bool = True) -> None:
+        """Let go of everything. Without a group there is nothing that `autocommit` would commit."""
         if not self._is_closed:
             self._is_closed = True
             if self._exported is not None:
@@ -460,7 +461,7 @@ class Consumer:
     ) -> dict[TopicPartition, tuple[int, int]]:
         self._check_usable()
         found = {}
-        for place in partitions:
+        for place in checks.places(partitions):
             reader = self._subscription.reader(place.topic)
             reader.refresh()
             found[place] = reader.bounds(place.partition)
@@ -471,6 +472,13 @@ class Consumer:
         self._positions.clear()
         self._chunks.clear()
         self._paused.clear()
+
+    def _assigned(self, partition: TopicPartition) -> TopicPartition:
+        """Return a partition that is this consumer's."""
+        place = checks.place(partition)
+        if place not in self._positions:
+            raise self._not_assigned(place)
+        return place
 
     def _not_assigned(self, place: TopicPartition) -> LogError:
         if place.topic in self._subscription.topics():
@@ -492,14 +500,23 @@ def check_subscription(topics: Iterable[str], pattern: str | None) -> list[str]:
     """Return the topics of a subscription as a list."""
     if isinstance(topics, str):
         raise InvalidOption(f"subscribe takes a list of topics; use [{topics!r}]")
-    names = list(topics)
+    if not isinstance(topics, Iterable):
+        raise InvalidOption(f"subscribe takes a list of topics, not {topics!r}")
+    names = [checks.topic_name(topic) for topic in topics]
     if pattern is not None and names:
         raise InvalidOption("subscribe takes topics or a pattern, not both")
     return names
 
 
-def compile_pattern(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
+    """Return a pattern that its text says all of: members of a group tell each other the text."""
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    if not isinstance(text, str):
+        raise InvalidOption(f"pattern {pattern!r} is not text; give a regular expression")
     try:
-        return re.compile(pattern)
+        compiled = re.compile(text)
     except re.error as error:
-        raise InvalidOption(f"pattern {pattern!r} is not a regular expression: {error}") from error
+        raise InvalidOption(f"pattern {text!r} is not a regular expression: {error}") from error
+    if isinstance(pattern, re.Pattern) and pattern != compiled:
+        raise InvalidOption(f"pattern {pattern!r} has flags; write them into its text, as (?i)")
+    return compiled

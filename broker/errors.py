@@ -86,7 +86,7 @@ class UnsupportedFormat(LogError):
 class InvalidTopicName(LogError):
     """A topic name that Kafka would refuse as well."""
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: object, reason: str) -> None:
         super().__init__(name, reason)
 
     def __str__(self) -> str:
@@ -123,6 +123,8 @@ class UnknownPartition(LogError):
 
     def __str__(self) -> str:
         topic, partition, count = self.args
+        if type(partition) is not int:
+            return f"topic {topic!r} has no partition {partition!r}; give a whole number (int)"
         return (
             f"topic {topic!r} has no partition {partition}; it has {count}, numbered 0 to "
             f"{count - 1}. Use one of these, or add partitions."
@@ -229,7 +231,7 @@ class OffsetOutOfRange(LogError):
         )
         return (
             f"{place} has no offset {self.offset}; it holds [{self.start}, {self.end}). "
-            f"{why}: seek to an offset in that range."
+            f"{why}: choose an offset in that range."
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker import snapshot, stage
+from broker import checks, snapshot, stage
 from broker import topic as topics
 from broker.config import (
     ConsumerOptions,
@@ -57,8 +57,6 @@ from broker.verify import (
 
 FORMAT_VERSION = 1
 _MARK = "_log.json"
-_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-_NAME_LENGTH_MAX = 249
 _PARTITIONS_MAX = 100_000
 
 
@@ -112,13 +110,10 @@ class Log:
         self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
     ) -> None:
         """Make a topic; a deleted one of that name comes back as a new incarnation, empty."""
-        _check_name(name)
-        if type(partitions) is not int or not 1 <= partitions <= _PARTITIONS_MAX:
-            raise InvalidOption(
-                f"partitions={partitions!r} of topic {name!r}: use a whole number from 1 to "
-                f"{_PARTITIONS_MAX}"
-            )
-        settings = parse_topic_settings({k: v for k, v in (config or {}).items() if v is not None})
+        checks.topic_name(name)
+        partitions = _check_partition_count(name, partitions)
+        given = {} if config is None else checks.settings(config)
+        settings = parse_topic_settings({k: v for k, v in given.items() if v is not None})
         self._check_collision(name)
         incarnation, is_there = self._incarnation(name)
         if is_there:
@@ -164,22 +159,23 @@ class Log:
 
     def alter_topic(self, name: str, config: Mapping[str, object | None]) -> None:
         """Change settings; a value of None goes back to the default."""
-        settings = parse_topic_settings(config)
+        settings = parse_topic_settings(checks.settings(config))
         with self._writing(name) as topic:
             topic.configure(config=settings)
 
     def create_partitions(self, name: str, partitions: int) -> None:
         """Let the topic have this many partitions, more than now. Keys may move to others."""
-        if type(partitions) is not int or not 1 <= partitions <= _PARTITIONS_MAX:
-            raise InvalidOption(f"partitions={partitions!r}: use a whole number")
+        partitions = _check_partition_count(name, partitions)
         with self._writing(name) as topic:
             topic.configure(partitions=partitions)
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Remove all records before these offsets (-1: all); return the new log starts."""
         by_topic: dict[str, dict[int, int]] = {}
-        for place, offset in offsets.items():
-            by_topic.setdefault(place.topic, {})[place.partition] = offset
+        for place, offset in checks.by_place(offsets).items():
+            refusal = f"cannot delete the records of {place.topic}-{place.partition} before"
+            start = checks.whole_number(offset, refusal, at_least=-1)
+            by_topic.setdefault(place.topic, {})[place.partition] = start
         starts: dict[TopicPartition, int] = {}
         for name, wanted in by_topic.items():
             with self._writing(name) as topic:
@@ -257,7 +253,7 @@ class Log:
 
     def alter_group(self, group: str, config: Mapping[str, object | None]) -> None:
         """Change settings of a group, made if it is absent; None goes back to the default."""
-        self._groups.configure(group, parse_group_settings(config))
+        self._groups.configure(group, parse_group_settings(checks.settings(config)))
 
     def delete_group(self, group: str) -> None:
         """Remove a group and its positions.
@@ -361,7 +357,7 @@ class Log:
         groups: list[GroupReport] = []
         notes: list[str] = []
         if topic is not None:
-            _check_name(topic)
+            checks.topic_name(topic)
         if topic is not None or group is None:
             topics = verify_topics(self._storage, topic)
         if group is not None or topic is None:
@@ -416,7 +412,7 @@ class Log:
         )
 
     def _existing(self, name: str) -> int:
-        _check_name(name)
+        checks.topic_name(name)
         incarnation, is_there = self._incarnation(name)
         if not is_there or self._is_deleted(name, incarnation):
             raise UnknownTopic(name, hint=f"create it with create_topic({name!r})")
@@ -482,6 +478,16 @@ def open_log(
     return Log(open_storage(root, storage), create=create)
 
 
+def _check_partition_count(topic: str, count: Any) -> int:
+    number = checks.index(count)
+    if number is None or not 1 <= number <= _PARTITIONS_MAX:
+        raise InvalidOption(
+            f"partitions={count!r} of topic {topic!r}: use a whole number from 1 to "
+            f"{_PARTITIONS_MAX}"
+        )
+    return number
+
+
 def _open_mark(storage: Storage, *, create: bool) -> str:
     data = storage.read(_MARK)
     if data is None:
@@ -508,15 +514,3 @@ def _open_mark(storage: Storage, *, create: bool) -> str:
     if version != FORMAT_VERSION:
         raise UnsupportedFormat(storage.root, version, f"version {FORMAT_VERSION}")
     return str(cluster_id)
-
-
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not name:
-        raise InvalidTopicName(str(name), "is empty")
-    if name in (".", ".."):
-        raise InvalidTopicName(name, "is a directory's name")
-    if len(name) > _NAME_LENGTH_MAX:
-        raise InvalidTopicName(name, f"has {len(name)} characters")
-    wrong = sorted(set(name) - _NAME_CHARACTERS)
-    if wrong:
-        raise InvalidTopicName(name, f"has the character {wrong[0]!r}")

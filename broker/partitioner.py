@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker.checks import NUMBER_MAX, whole_number
+from broker.errors import InvalidRecord
+
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)
 _UNDECIDED = -1
@@ -116,7 +119,10 @@ class PartitionChooser:
         listed = keys.to_pylist() if isinstance(keys, pa.Array) else keys
         for row in rows.tolist():
             key = listed[row] if listed is not None else None
-            chosen[row] = self._strategy(key, partitions, partitions)
+            answer = self._strategy(key, partitions, partitions)
+            chosen[row] = whole_number(
+                answer, "the partitioner cannot return", at_least=-NUMBER_MAX, error=InvalidRecord
+            )
 
     def _advance(self, count: int) -> int:
         first = self._next

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from broker import forks
+from broker import checks, forks
 from broker.accumulator import Accumulator
 from broker.columns import check_sizes
 from broker.config import ProducerOptions
@@ -124,11 +124,14 @@ class Producer:
         if headers:
             headers, header_bytes = _check_headers(headers, topic)
             size += header_bytes
-        writer = self._writers.get(topic) or self._sender.writer(topic)
+        try:
+            writer = self._writers[topic]
+        except (KeyError, TypeError):  # Not opened yet; or what no dict can have as a key.
+            writer = self._sender.writer(topic)
         if size > writer.message_bytes_max or (key is None and writer.needs_key):
             raise _refuse(writer, size)
         if partition is not None:
-            self._check_partition(writer, partition)
+            partition = self._check_partition(writer, partition)
         timestamp = (
             time.time_ns() // 1_000_000 * 1000
             if timestamp_ms is None
@@ -147,7 +150,7 @@ class Producer:
         """
         if self._is_closed:
             raise self._unusable()
-        writer = self._writers.get(topic) or self._sender.writer(topic)
+        writer = self._sender.writer(topic)
         frame_bytes = self._options.batch_size * _FRAME_BATCHES
         unit, batch = make_columnar(topic, table, frame_bytes)
         check_sizes(batch, topic, writer.message_bytes_max)
@@ -178,7 +181,8 @@ class Producer:
         try:
             yield self
         except BaseException:
-            self.abort_transaction()
+            if not self._is_closed:  # Otherwise it was aborted then.
+                self.abort_transaction()
             raise
         self.commit_transaction()
 
@@ -274,17 +278,24 @@ class Producer:
         with self._transaction_lock:
             transaction, self._transaction = self._transaction, None
             self._is_transactional = self._options.transactional_id is not None
+        if transaction is None and self._is_forked:
+            raise self._unusable()
         if transaction is None:
-            raise TransactionError("no transaction is open; begin one first")
+            raise TransactionError(
+                "the producer is closed, and a transaction that was open then was aborted: nothing "
+                "of it was sent. Commit before closing."
+                if self._is_closed
+                else "no transaction is open; begin one first"
+            )
         return transaction
 
-    def _check_partition(self, writer: TopicWriter, partition: int) -> None:
-        if type(partition) is not int or partition < 0:
-            raise UnknownPartition(writer.name, partition, writer.partition_count)
-        if partition >= writer.partition_count:
+    def _check_partition(self, writer: TopicWriter, partition: int) -> int:
+        number = partition if type(partition) is int else checks.index(partition)
+        if number is not None and number >= writer.partition_count:
             writer.refresh()  # It may have grown since.
-            if partition >= writer.partition_count:
-                raise UnknownPartition(writer.name, partition, writer.partition_count)
+        if number is None or not 0 <= number < writer.partition_count:
+            raise UnknownPartition(writer.name, partition, writer.partition_count)
+        return number
 
 
 class _Transaction:

@@ -151,7 +151,8 @@ class Sender:
     def writer(self, topic: str) -> TopicWriter:
         """Return the open topic, opening it first if need be."""
         with self._lock:
-            writer = self.writers.get(topic)
+            # What is no name, opening refuses.
+            writer = self.writers.get(topic) if isinstance(topic, str) else None
             if writer is None:
                 writer = self.writers[topic] = TopicWriter(self._open_topic(topic), self._options)
                 self._on_open(writer.topic)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
+from broker import checks
 from broker.batch import Frame
 from broker.columns import check_sizes
 from broker.commit import Author, FramePlace
 from broker.data_file import DataFile
-from broker.errors import InvalidRecord, LogError
+from broker.errors import InvalidOption, InvalidRecord, LogError
 from broker.ledger import new_token
 from broker.partitioner import PartitionChooser
 from broker.sending import make_columnar
@@ -102,11 +104,24 @@ def commit(
                 f"topic {topic.name!r} was deleted and made again while records were written to "
                 "it; nothing was committed. Write them again."
             )
+    transaction = _check_transaction(transaction)
     frames = [frame for one in staged for frame in one.frames]
     count = sum(one.record_count for one in staged)
     appended = topic.append(frames, Author(new_token()), durable=True, transaction=transaction)
     last = None if transaction is None else topic.state.transactions[transaction[0]].version
     return Committed(topic.name, count, appended.number < 0, last)
+
+
+def _check_transaction(given: Any) -> tuple[str, int] | None:
+    if given is None:
+        return None
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise InvalidOption(f"transaction={given!r} is not a pair of application and version")
+    application = checks.text(given[0], "application")
+    version = checks.whole_number(
+        given[1], "a transaction cannot have the version", at_least=-checks.NUMBER_MAX
+    )
+    return application, version
 
 
 def discard(topic: Topic, staged: Sequence[Staged]) -> None:

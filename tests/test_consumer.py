@@ -701,6 +701,11 @@ def test_polls_of_records_and_of_batches_may_be_mixed(log: broker.Log) -> None:
 # The end.
 
 
+def test_a_consumer_is_closed_as_kafka_pythons_is(log: broker.Log) -> None:
+    for autocommit in (True, False):
+        earliest(log, "t").close(autocommit=autocommit)
+
+
 def test_a_closed_consumer_refuses_everything(log: broker.Log) -> None:
     consumer = earliest(log, "t")
     consumer.close()

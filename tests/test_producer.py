@@ -711,6 +711,19 @@ def test_a_transaction_open_at_close_is_aborted(log: broker.Log) -> None:
     assert values(log) == []
 
 
+def test_a_producer_closed_inside_a_transaction_says_what_became_of_it(log: broker.Log) -> None:
+    producer = log.producer()
+    with pytest.raises(broker.TransactionError, match="is closed, and a transaction .* aborted"):
+        with producer.transaction():
+            producer.send("t", b"never")
+            producer.close()
+    producer = log.producer()
+    with pytest.raises(KeyError), producer.transaction():
+        producer.close()
+        raise KeyError
+    assert values(log) == []
+
+
 def test_an_empty_transaction_commits_nothing(log: broker.Log) -> None:
     before = commit_count(log)
     with log.producer() as producer, producer.transaction():

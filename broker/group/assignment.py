@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from broker import checks
 from broker.errors import InvalidOption
 from broker.records import TopicPartition
 
@@ -86,13 +87,13 @@ STRATEGIES: dict[str, Strategy] = {
 
 def strategy_name(strategy: str | Strategy) -> str:
     """Return the name under which members agree on a strategy."""
-    if isinstance(strategy, str):
-        if strategy not in STRATEGIES:
-            raise InvalidOption(
-                f"partition_assignment_strategy={strategy!r} is not one of "
-                f"{', '.join(STRATEGIES)} or a function"
-            )
+    if isinstance(strategy, str) and strategy in STRATEGIES:
         return strategy
+    if not callable(strategy):
+        raise InvalidOption(
+            f"partition_assignment_strategy={strategy!r} is not one of "
+            f"{', '.join(STRATEGIES)} or a function"
+        )
     return str(getattr(strategy, "name", None) or getattr(strategy, "__name__", "function"))
 
 
@@ -110,7 +111,7 @@ def check(
     """Return the member of each partition, having made sure that a user's function is right."""
     wanted = {member.member_id: member.topics for member in members}
     owners: dict[TopicPartition, str] = {}
-    for member_id, places in assignment.items():
+    for member_id, places in _given(assignment).items():
         for place in places:
             topic, partition = place
             if member_id not in wanted or topic not in wanted[member_id]:
@@ -120,10 +121,23 @@ def check(
             elif place in owners:
                 wrong = "gives it away twice"
             else:
-                owners[TopicPartition(topic, partition)] = member_id
+                owners[place] = member_id
                 continue
             raise InvalidOption(f"{topic}-{partition}: the assignment function {wrong}")
     return owners
+
+
+def _given(assignment: Any) -> dict[str, list[TopicPartition]]:
+    """Return what a user's function has returned, if it is of the right types."""
+    if not isinstance(assignment, Mapping):
+        raise InvalidOption(
+            f"the assignment function returned {assignment!r}; let it return "
+            "{member_id: [TopicPartition, ...]}"
+        )
+    try:
+        return {member_id: checks.places(given) for member_id, given in assignment.items()}
+    except InvalidOption as error:
+        raise InvalidOption(f"from the assignment function: {error}") from error
 
 
 def _places(topic: str, numbers: Iterable[int]) -> list[TopicPartition]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from broker import checks
 from broker.boot import boot_seconds
 from broker.config import ConsumerOptions
 from broker.consumer import (
@@ -34,7 +35,7 @@ from broker.errors import (
 )
 from broker.group import assignment
 from broker.group.group import Group
-from broker.group.groups import Groups
+from broker.group.groups import Groups, check_partition, check_position
 from broker.group.known_topics import KnownTopics
 from broker.group.membership import Membership, Pace, View
 from broker.group.rebalance import Rebalancer
@@ -91,7 +92,7 @@ class GroupConsumer(Consumer):
         self._check_usable()
         names = check_subscription(topics, pattern)
         if pattern is not None:
-            compile_pattern(pattern)
+            pattern = compile_pattern(pattern).pattern
         self._quit()
         self._subscription.use_topics(names)  # Raises if one does not exist.
         self._subscription.keep_partitions([])
@@ -102,8 +103,9 @@ class GroupConsumer(Consumer):
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, outside the group, from where the group is."""
         self._check_usable()
+        wanted = checks.places(partitions)
         self._quit()
-        super().assign(partitions)
+        super().assign(wanted)
 
     def unsubscribe(self) -> None:
         self._check_usable()
@@ -130,7 +132,7 @@ class GroupConsumer(Consumer):
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         super().seek(partition, offset)
-        self._unsafe.pop(partition, None)
+        self._unsafe.pop(checks.place(partition), None)
 
     def commit(self, offsets: Offsets | None = None) -> None:
         """Commit where this consumer is, or the given offsets: each the next record to be read.
@@ -146,8 +148,8 @@ class GroupConsumer(Consumer):
             positions = self._reached()
         else:
             positions = {
-                TopicPartition(*place): self._locate(place, given)
-                for place, given in offsets.items()
+                place: self._check_position(place, given)
+                for place, given in checks.by_place(offsets).items()
             }
         self._commit_positions(positions)
 
@@ -172,7 +174,7 @@ class GroupConsumer(Consumer):
     def committed(self, partition: TopicPartition, metadata: bool = False) -> Any:
         """Return the group's position in a partition, or None; with metadata if asked for."""
         self._check_usable()
-        position = self._committed_position(partition)
+        position = self._committed_position(checks.place(partition))
         if position is None:
             return None
         return (
@@ -474,15 +476,23 @@ class GroupConsumer(Consumer):
                 reached[place] = self._locate(place, offset)
         return reached
 
-    def _locate(self, place: TopicPartition, given: int | OffsetAndMetadata) -> Position:
-        offset, note = given if isinstance(given, tuple) else (given, "")
-        if type(offset) is not int or offset < 0 or not isinstance(note, str):
+    def _locate(self, place: TopicPartition, offset: int, note: str = "") -> Position:
+        state = self._subscription.reader(place.topic).state
+        return Position(offset, state.incarnation, state.epoch, 0, note)
+
+    def _check_position(self, place: TopicPartition, given: Any) -> Position:
+        """Return what a user wants to commit as a position."""
+        if isinstance(given, tuple) and len(given) != 2:
             raise InvalidOption(
-                f"cannot commit {given!r} for {place[0]}-{place[1]}; give an offset from 0 on, or "
+                f"cannot commit {given!r} for {place.topic}-{place.partition}; give an offset, or "
                 "OffsetAndMetadata(offset, text)"
             )
-        state = self._subscription.reader(place[0]).state
-        return Position(offset, state.incarnation, state.epoch, 0, note)
+        located = self._locate(place, *(given if isinstance(given, tuple) else (given,)))
+        reader = self._subscription.reader(place.topic)
+        if place.partition >= reader.state.partition_count:
+            reader.refresh()  # It may have grown since.
+        check_partition(place, reader.state)
+        return check_position(place, located)
 
     def _commit_positions(self, positions: Mapping[TopicPartition, Position]) -> None:
         if not positions:
@@ -542,7 +552,8 @@ class GroupConsumer(Consumer):
 
 def _strategies(given: Any) -> dict[str, assignment.Strategy]:
     """Return the assignment functions of the option, by name, the best first."""
-    many = [given] if isinstance(given, str) or callable(given) else list(given or ())
+    is_one = isinstance(given, str) or callable(given) or not isinstance(given, Iterable)
+    many = [given] if is_one and given is not None else list(given or ())
     named = {
         assignment.strategy_name(one): assignment.STRATEGIES[one] if isinstance(one, str) else one
         for one in many

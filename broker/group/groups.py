@@ -6,8 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from broker import checks
 from broker.boot import boot_seconds
-from broker.errors import InvalidOption, OffsetOutOfRange, UnknownGroup
+from broker.errors import OffsetOutOfRange, UnknownGroup, UnknownPartition
 from broker.group import group as journal
 from broker.group import names
 from broker.group.description import GroupDescription, describe
@@ -18,6 +19,7 @@ from broker.group.state import Position
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers
 from broker.reader import TopicReader
 from broker.records import TopicPartition
+from broker.state import TopicState
 from broker.storage import Storage
 from broker.topic import Topic
 
@@ -119,7 +121,7 @@ class Groups:
         planned: dict[TopicPartition, int] = {}
         readers: dict[str, TopicReader] = {}
         try:
-            for place in places:
+            for place in checks.places(places):
                 if place.topic not in readers:
                     readers[place.topic] = self._open_reader(place.topic)
                 reader = readers[place.topic]
@@ -191,17 +193,15 @@ class Groups:
         self, offsets: Mapping[TopicPartition, int | Position]
     ) -> dict[TopicPartition, Position]:
         """Return offsets as positions in the topics of today; positions stay what they are."""
-        marks = self._marks(place.topic for place in offsets)
+        given_by_place = checks.by_place(offsets)
+        states = self._states(place.topic for place in given_by_place)
         located = {}
-        for place, given in offsets.items():
+        for place, given in given_by_place.items():
+            state = states[place.topic]
             if not isinstance(given, Position):
-                given = Position(given, *marks[place.topic])
-            if any(type(number) is not int or number < 0 for number in given[:3]):
-                raise InvalidOption(
-                    f"{place.topic}-{place.partition} cannot have the position {given.offset!r}; "
-                    "give an offset from 0 on"
-                )
-            located[place] = given
+                check_partition(place, state)
+                given = Position(given, state.incarnation, state.epoch)
+            located[place] = check_position(place, given)
         return located
 
     def current(
@@ -218,14 +218,14 @@ class Groups:
             if incarnations[place.topic] == (position.incarnation, True)
         }
 
-    def _marks(self, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Return incarnation and epoch of each topic."""
-        marks = {}
+    def _states(self, topics: Iterable[str]) -> dict[str, TopicState]:
+        """Return the state of each topic, as of now."""
+        states = {}
         for name in set(topics):
             topic = self.open_topic(name)
-            marks[name] = (topic.state.incarnation, topic.state.epoch)
+            states[name] = topic.state
             topic.close()
-        return marks
+        return states
 
     def _find(self, name: str) -> tuple[int, bool]:
         return newest_incarnation(self._storage, group_home(name, 1).parent)
@@ -250,3 +250,22 @@ class Groups:
             return group.state.is_deleted
         finally:
             group.close()
+
+
+def check_position(place: TopicPartition, position: Position) -> Position:
+    """Return a position that can be committed."""
+    where = f"{place.topic}-{place.partition}"
+    checks.whole_number(place.partition, f"topic {place.topic!r} cannot have the partition")
+    offset = checks.whole_number(position.offset, f"{where} cannot have the position")
+    incarnation = checks.whole_number(position.incarnation, f"{where} cannot have the incarnation")
+    epoch = checks.whole_number(position.epoch, f"{where} cannot have the epoch")
+    note = position.metadata
+    if note != "":
+        checks.text(note, f"the position in {where}: metadata")
+    return Position(offset, incarnation, epoch, position.time, note)
+
+
+def check_partition(place: TopicPartition, state: TopicState) -> None:
+    """Refuse a partition that the topic does not have."""
+    if not 0 <= place.partition < state.partition_count:
+        raise UnknownPartition(place.topic, place.partition, state.partition_count)

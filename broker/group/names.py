@@ -12,8 +12,10 @@ _ENCODED_LENGTH_MAX = 240
 
 def encode(name: str) -> str:
     """Return the file name of a group: UTF-8, all but letters, digits and `_ - ~ .` as %XX."""
-    if not isinstance(name, str) or not name:
-        raise InvalidGroupName(str(name), "is empty")
+    if not isinstance(name, str):
+        raise InvalidGroupName(str(name), f"is of type {type(name).__name__}, not text")
+    if not name:
+        raise InvalidGroupName(name, "is empty")
     try:
         encoded = quote(name, safe="")
     except UnicodeEncodeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from broker.errors import InvalidOption
@@ -39,9 +40,7 @@ def open_storage(root: str | os.PathLike[str], options: Mapping[str, str] | None
         options: of the store's driver: credentials, addresses. Those that are not given are taken
             from variables `SPARK_LOG_STORAGE_<NAME>`.
     """
-    text = os.fspath(root)
-    if not text:
-        raise InvalidOption("the log's path is empty; give a directory")
+    text = _check_root(root)
     given = _from_environment() | dict(options or {})
     if "://" not in text:
         return LocalStorage(os.path.expanduser(text))
@@ -53,6 +52,17 @@ def open_storage(root: str | os.PathLike[str], options: Mapping[str, str] | None
         if key not in _remote:
             _remote[key] = RemoteStorage(_open_store(address.scheme, text, given), options=given)
         return _remote[key]
+
+
+def _check_root(root: Any) -> str:
+    text = os.fspath(root) if isinstance(root, os.PathLike) else root
+    if not isinstance(text, str):
+        raise InvalidOption(f"the log's path is {root!r}; give text or a pathlib.Path")
+    if not text:
+        raise InvalidOption("the log's path is empty; give a directory")
+    if "\0" in text:
+        raise InvalidOption(f"the log's path {text!r} has a character NUL; give a directory")
+    return text
 
 
 def environment(options: Mapping[str, str]) -> dict[str, str]:
