@@ -225,6 +225,14 @@ def durable_numbers(storage: Storage, directory: str) -> list[int]:
     return [int(name[:20]) for name in storage.list(directory) if not _is_soft(name)]
 
 
+def drop_soft(storage: Storage, directory: str) -> bool:
+    """Remove all soft checkpoints; tell whether there were any."""
+    names = [name for name in storage.list(directory) if _is_soft(name)]
+    for name in names:
+        storage.remove(f"{directory}/{name}")
+    return bool(names)
+
+
 def drop_unsynced(storage: Storage, directory: str, number: int) -> None:
     """After a power cut: remove what may describe commits that are gone."""
     for name in storage.list(directory):

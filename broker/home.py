@@ -66,10 +66,10 @@ def remove_deleted(storage: Storage, home: Home) -> None:
     """Remove the files of an incarnation whose journal ends with a delete commit.
 
     The mark comes first and stays until a later incarnation exists, so that its number is never
-    used again.
+    used again. It is empty: on a full disk, which a delete is to give room, a name may still fit.
     """
     try:
-        storage.create(home.deletion_mark, b"deleted\n")
+        storage.create(home.deletion_mark, b"")
     except AlreadyExists:
         pass
     if storage.is_remote:

@@ -36,6 +36,7 @@ from broker.commit import (
 from broker.errors import (
     Closed,
     Conflict,
+    DiskFull,
     ForkedHandle,
     InvalidRecord,
     LockTimeout,
@@ -403,7 +404,14 @@ class Ledger(ABC, Generic[State]):
             self._commit(kind, Author(new_token()), details=change(state))
             return state.file_number, state.position
 
-        self._syncer.through(*self._attempt(act))
+        try:
+            place = self._attempt(act)
+        except DiskFull:
+            # It may be what makes room: give it that of what only saves time.
+            if not checkpoint.drop_soft(self.storage, f"{self.directory}/checkpoint"):
+                raise
+            place = self._attempt(act)
+        self._syncer.through(*place)
         return self.state
 
     def _commit(

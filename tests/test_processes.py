@@ -6,6 +6,7 @@ nothing depends on how fast they run.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -526,6 +527,45 @@ def test_a_log_that_may_not_be_written_can_be_read_and_says_why_it_cannot_be_wri
             write()
     assert log.topics() == [NAME]
     assert log.describe_topic(NAME).record_count == 30
+
+
+def test_a_full_disk_is_freed_by_deleting_a_topic(small_disk: SmallDisk | SmallFiles) -> None:
+    if isinstance(small_disk, SmallFiles):
+        pytest.skip("where only files may not grow, there is nothing to free")
+    log = broker.open(small_disk.directory / "log")
+    log.create_topic(NAME, config={"checkpoint.commits": 4})
+    for size in (30_000, 3_000, 300, 1):
+        fill_disk(log, size)
+    with contextlib.closing(Topic(LocalStorage(log.root), NAME, 1, write=True)) as topic:
+        with pytest.raises(broker.DiskFull):
+            while True:
+                topic.fence(1)  # As short as any commit.
+    log.delete_topic(NAME)
+    log.create_topic("other")
+    with log.producer() as producer:
+        producer.send("other", os.urandom(30_000)).result(PATIENCE_SECONDS)
+    assert log.topics() == ["other"]
+
+
+def test_a_topic_is_deleted_where_not_one_block_is_free(small_disk: SmallDisk | SmallFiles) -> None:
+    if isinstance(small_disk, SmallFiles):
+        pytest.skip("where only files may not grow, there is nothing to free")
+    log = broker.open(small_disk.directory / "log")
+    log.create_topic("small")
+    log.create_topic(NAME)
+    for size in (30_000, 3_000, 1):
+        fill_disk(log, size)
+    log.delete_topic("small")
+    assert log.topics() == [NAME]
+    assert not list((small_disk.directory / "log/topics/small").glob("*/*"))
+
+
+def fill_disk(log: broker.Log, size: int) -> None:
+    with log.producer() as producer:
+        while (error := producer.send(NAME, os.urandom(size)).exception()) is None:
+            pass
+    assert isinstance(error, broker.DiskFull)
+    assert "Free some, outside of the log or by deleting a topic" in str(error)
 
 
 def send_one(log: broker.Log) -> None:

@@ -13,9 +13,14 @@ def translate(error: OSError, path: str) -> StorageError:
     """Turn the system's error into ours: what, where, and what to do."""
     if error.errno in _NO_ROOM:
         return DiskFull(
-            f"no room to write {path}: {error.strerror}; nothing was written. Free some"
+            f"no room to write {path}: {error.strerror}; nothing was written. Free some, outside "
+            "of the log or by deleting a topic"
         )
-    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+    if error.errno == errno.EROFS:
+        return StorageError(
+            f"not allowed to write {path}: {error.strerror}; mount it for writing, or only read"
+        )
+    if isinstance(error, PermissionError):
         return StorageError(
             f"not allowed to write or read {path}: {error.strerror}; check its owner"
         )
