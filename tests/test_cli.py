@@ -359,6 +359,8 @@ def test_json_lines_carry_whole_records(spawn: Run, log: broker.Log) -> None:
         ('{"value": 5}', '"value" is not text'),
         ('{"value": "a", "value_base64": "YQ=="}', "give one"),
         ('{"value_base64": "*"}', "not base64"),
+        ('{"value_base64": "é"}', "not base64"),
+        ("[" * 200_000, "too deep to read"),
         ('{"value": "a", "partition": "x"}', '"partition" is not a whole number'),
         ('{"value": "a", "headers": ["x"]}', '"headers" must be'),
         ('{"value": "a", "headers": [{"value": "x"}]}', 'no "key"'),
@@ -668,3 +670,34 @@ def test_a_delete_that_was_confirmed_is_not_asked_about(
     terminal = Terminal(environment, "topic", "delete", "orders", "--yes")
     assert terminal.finish() == 0
     assert filled.topics() == []
+
+
+@pytest.mark.parametrize("timestamp", [4_000_000_000_000_000, (1 << 52) - 1])
+def test_a_time_that_no_calendar_has_is_shown_as_a_number(
+    run: Run, log: broker.Log, timestamp: int
+) -> None:
+    log.create_topic("orders")
+    with log.producer() as producer:
+        producer.send("orders", b"v", timestamp_ms=timestamp)
+    done = run("consume", "orders", "--format", "table")
+    assert done.returncode == 0
+    assert f"{timestamp} ms" in done.stdout
+
+
+def test_settings_of_a_group_are_described_as_such(run: Run, log: broker.Log) -> None:
+    text = run("group", "alter", "--help").stdout
+    assert "A group setting, as offsets.retention.minutes=1440." in " ".join(text.split())
+    assert "A topic setting, as retention.ms=60000." in run("topic", "alter", "--help").stdout
+
+
+def test_a_refusal_that_nobody_reads_is_one_all_the_same(
+    environment: dict[str, str], log: broker.Log
+) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [*COMMAND, "topic", "describe", "nope"], env=environment, stdout=write_end,
+        stderr=write_end, timeout=60,
+    )  # fmt: skip
+    os.close(write_end)
+    assert done.returncode == 1

@@ -214,9 +214,8 @@ class _Columns:
         stamps = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000
         columns = (batch.column(name).to_pylist() for name in ("offset", "key", "value"))
         for stamp, offset, key, value in zip(np.asarray(stamps).tolist(), *columns, strict=True):
-            time = datetime.fromtimestamp(stamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
             row = self._row(
-                place.partition, offset, time, _show(key, _KEY_WIDTH),
+                place.partition, offset, _show_time(stamp), _show(key, _KEY_WIDTH),
                 _show(value, self._value_width),
             )  # fmt: skip
             rows.append(row.rstrip())
@@ -224,6 +223,15 @@ class _Columns:
 
     def _row(self, partition: object, offset: object, time: str, key: str, value: str) -> str:
         return f"{partition:>9}  {offset:>10}  {time:<23}  {key:<{_KEY_WIDTH}}  {value}"
+
+
+def _show_time(stamp: int) -> str:
+    """Return a time as a person says it; milliseconds since 1970 where no calendar goes."""
+    try:
+        moment = datetime.fromtimestamp(stamp / 1000, UTC)
+    except (OSError, OverflowError, ValueError):
+        return f"{stamp} ms"
+    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _show(data: bytes | None, width: int) -> str:

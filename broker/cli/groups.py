@@ -165,7 +165,7 @@ def reset(
 @group.command()
 @pass_log
 @click.argument("name")
-@config_option
+@config_option("group", "offsets.retention.minutes=1440")
 def alter(log: Log, name: str, settings: tuple[tuple[str, str | None], ...]) -> None:
     """Change settings; `--config NAME=` goes back to the default."""
     if not settings:

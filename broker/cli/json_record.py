@@ -6,7 +6,6 @@ Bytes that are not UTF-8 text are given in base64, under `value_base64` and `key
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +27,8 @@ def parse_record(line: bytes) -> dict[str, Any]:
         given = json.loads(line)
     except ValueError as error:
         raise InvalidRecord(f"not JSON: {error}") from error
+    except RecursionError:
+        raise InvalidRecord("not a record: brackets within brackets, too deep to read") from None
     if not isinstance(given, dict):
         raise InvalidRecord('not an object; write {"value": "text"}')
     for name in given:
@@ -87,7 +88,7 @@ def _bytes_of(given: dict[str, Any], name: str) -> bytes | None:
         return str(text).encode("utf-8", "surrogatepass")
     try:
         return base64.b64decode(encoded, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # Of a wrong length, or with a letter that is not ASCII.
         raise InvalidRecord(f'"{name}_base64" is not base64: {error}') from error
 
 

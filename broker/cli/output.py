@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -58,9 +59,13 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 
 def say(message: object) -> None:
-    """Print one line on stderr."""
+    """Print one line on stderr; that nobody reads it changes nothing."""
     text = " ".join(str(message).split())
-    print(f"spark-log: {text}", file=sys.stderr, flush=True)
+    try:
+        print(f"spark-log: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        # At exit, Python would try to write it again, and say so by its exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def format_count(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from broker.cli.output import (
     print_table,
     say,
 )
-from broker.cli.root import log_option, open_chosen, pass_log
+from broker.cli.root import Function, log_option, open_chosen, pass_log
 from broker.errors import InvalidOption, LogError, TopicExists, UnknownTopic
 from broker.log import Log, TopicDescription
 from broker.records import TopicPartition
@@ -33,10 +34,15 @@ def _parse_setting(text: str) -> tuple[str, str | None]:
     return name, value or None
 
 
-config_option = click.option(
-    "--config", "-c", "settings", type=_parse_setting, multiple=True, metavar="NAME=VALUE",
-    help="A topic setting, as retention.ms=60000. May be given several times.",
-)  # fmt: skip
+def config_option(noun: str, example: str) -> Callable[[Function], Function]:
+    """Return the option `--config` for the settings of a topic or a group."""
+    return click.option(
+        "--config", "-c", "settings", type=_parse_setting, multiple=True, metavar="NAME=VALUE",
+        help=f"A {noun} setting, as {example}. May be given several times.",
+    )  # fmt: skip
+
+
+_topic_config_option = config_option("topic", "retention.ms=60000")
 
 
 @click.group()
@@ -49,7 +55,7 @@ def topic() -> None:
 @log_option
 @click.argument("name")
 @click.option("--partitions", "-p", type=int, default=1, show_default=True)
-@config_option
+@_topic_config_option
 @click.option("--if-not-exists", is_flag=True, help="Succeed if the topic is there already.")
 def create(
     name: str, partitions: int, settings: tuple[tuple[str, str | None], ...], if_not_exists: bool
@@ -136,7 +142,7 @@ def describe(log: Log, name: str, as_json: bool) -> None:
 @topic.command()
 @pass_log
 @click.argument("name")
-@config_option
+@_topic_config_option
 @click.option("--partitions", "-p", type=int, help="Let the topic have this many partitions.")
 def alter(
     log: Log, name: str, settings: tuple[tuple[str, str | None], ...], partitions: int | None
