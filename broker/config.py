@@ -205,6 +205,18 @@ class ConsumerOptions:
             )
 
 
+# Options that people bring along from Kafka's clients, and why they have nothing to set here.
+_KAFKA_ONLY = {
+    "acks": "there are no replicas to wait for, and a commit is a commit; see durability",
+    "bootstrap_servers": "there is no server; the log is the directory that was opened",
+    "enable_idempotence": "a retry never duplicates; leave it out",
+    "isolation_level": "readers only ever see what is committed; leave it out",
+    "max_in_flight_requests_per_connection": "what is sent keeps its order; leave it out",
+    "retries": "retries go on until delivery_timeout_ms has passed; set that",
+    "retry_backoff_ms": "retries go on until delivery_timeout_ms has passed; set that",
+}
+
+
 Options = TypeVar("Options", ProducerOptions, ConsumerOptions)
 
 
@@ -214,6 +226,8 @@ def parse_options(options: type[Options], kind: str, given: Mapping[str, object]
     parsed: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
+            if name in _KAFKA_ONLY:
+                raise InvalidOption(f"unknown {kind} option {name!r}: {_KAFKA_ONLY[name]}")
             raise unknown_name(f"{kind} option", name, known)
         rule = known[name]
         parsed[name] = value if rule is None else rule.parse(name, value)

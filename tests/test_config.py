@@ -71,7 +71,12 @@ def test_the_defaults_are_values_the_rules_allow() -> None:
         ({"partitioner": "random"}, "partitioner='random' is not sticky, round_robin"),
         ({"key_serializer": 3}, "key_serializer=3 cannot be called"),
         ({"transactional_id": ""}, "transactional_id='' is not a text"),
-        ({"acks": "all"}, "unknown producer option 'acks'"),
+        (
+            {"acks": "all"},
+            "unknown producer option 'acks': there are no replicas to wait for, and a",
+        ),
+        ({"retries": 3}, "retries go on until delivery_timeout_ms has passed"),
+        ({"sasl_mechanism": "x"}, "unknown producer option 'sasl_mechanism'; known: batch_size,"),
     ],
 )
 def test_a_wrong_producer_option_is_named(given: dict[str, Any], message: str) -> None:
