@@ -92,12 +92,12 @@ setup(
         include=["broker", "broker.*", "pipelines", "pipelines.*", "spark_log", "spark_log.*"]
     ),
     # By this name Spark finds `format("log")` with nothing registered.
-    py_modules=["pyspark_log"],
+    py_modules=["pyspark_log", "spark_log_command"],
     package_data={"spark_log": ["log4j2.properties"]},
     python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["spark-log = broker.cli:main"]},
+    entry_points={"console_scripts": ["spark-log = spark_log_command:main"]},
     keywords=["log", "streaming", "spark", "kafka", "delta"],
     classifiers=[
         "Development Status :: 3 - Alpha",

@@ -21,6 +21,7 @@ import broker
 from broker.cli import app, json_record
 
 COMMAND = [sys.executable, "-m", "broker.cli"]
+ROOT = Path(__file__).parent.parent
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -701,3 +702,20 @@ def test_a_refusal_that_nobody_reads_is_one_all_the_same(
     )  # fmt: skip
     os.close(write_end)
     assert done.returncode == 1
+
+
+def test_an_interrupt_while_the_command_is_loaded_ends_it_in_one_line(
+    environment: dict[str, str],
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "spark_log_command", "topic", "list"]
+    with subprocess.Popen(
+        command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        assert process.stderr is not None
+        # The library has begun to be imported, and most of it is still to come.
+        while b"broker.errors" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read().decode()
+    said = [line for line in rest.splitlines() if not line.startswith("import time:")]
+    assert (process.returncode, said) == (130, ["spark-log: interrupted"])
