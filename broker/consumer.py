@@ -303,8 +303,9 @@ class Consumer:
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        # What was given out before an exception may not have been dealt with.
+        self.close(autocommit=kind is None)
 
     # How it is done.
 

@@ -158,6 +158,68 @@ def test_closing_commits_what_was_given_out(log: Log, members: Members) -> None:
     assert members("t").poll(300) == {}
 
 
+def test_closing_after_a_pause_commits_too(log: Log, members: Members) -> None:
+    """Longer than what was read of the group may be believed without looking again."""
+    fill(log, 40)
+    one = members("t")
+    assert len(read_all(one, 40)) == 40
+    time.sleep(PACE["session_timeout_ms"] / 3000 + 0.2)
+    one.close()
+    assert set(log.group_positions("g").values()) == {10}
+
+
+def test_closing_after_an_eviction_commits_nothing_and_says_so(
+    log: Log, members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(log, 40)
+    one = members("t")
+    assert len(read_all(one, 40)) == 40
+    evict(log, one)
+    one.close()
+    assert log.group_positions("g") == {}
+    assert "leaving group 'g' without a commit" in caplog.text
+
+
+def test_closing_commits_what_was_assigned_by_hand(log: Log, members: Members) -> None:
+    fill(log, 40)
+    one = members()
+    one.assign([at(0), at(1)])
+    assert len(read_all(one, 20)) == 20
+    one.close()
+    assert log.group_positions("g") == {at(0): 10, at(1): 10}
+
+
+def consume_by_poll(consumer: Consumer) -> None:
+    read_all(consumer, 1)
+    raise KeyError("the records were not dealt with")
+
+
+def consume_by_iteration(consumer: Consumer) -> None:
+    for _record in consumer:
+        raise KeyError("the record was not dealt with")
+
+
+@pytest.mark.parametrize("consume", [consume_by_poll, consume_by_iteration])
+def test_a_block_that_fails_commits_nothing(
+    log: Log, members: Members, consume: Callable[[Consumer], None]
+) -> None:
+    fill(log, 40)
+    with pytest.raises(KeyError), members("t") as one:
+        consume(one)
+    assert log.group_positions("g") == {}
+    assert log.describe_group("g").state == "empty", "it has left all the same"
+
+
+def test_a_block_that_fails_after_an_assign_by_hand_commits_nothing_more(
+    log: Log, members: Members
+) -> None:
+    fill(log, 40)
+    with pytest.raises(KeyError), members() as one:
+        one.assign([at(0)])
+        consume_by_poll(one)
+    assert set(log.group_positions("g").values()) <= {0}
+
+
 def test_without_auto_commit_nothing_is_committed(log: Log, members: Members) -> None:
     fill(log, 40)
     one = members("t", enable_auto_commit=False)
@@ -273,6 +335,19 @@ def test_a_revoked_listener_may_still_commit(log: Log, members: Members) -> None
     two = members("t")
     settle(one, two)
     assert log.group_positions("g") == dict.fromkeys(two.assignment(), 7)
+
+
+def test_a_revoked_listener_may_still_commit_at_close(log: Log, members: Members) -> None:
+    class Committing(Recorder):
+        def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+            one.commit({place: 7 for place in revoked})
+
+    fill(log, 40)
+    one = members(enable_auto_commit=False)
+    one.subscribe(["t"], listener=Committing())
+    settle(one)
+    one.close()
+    assert set(log.group_positions("g").values()) == {7}
 
 
 def test_partitions_that_appear_are_shared_and_read_from_their_beginning(

@@ -235,7 +235,10 @@ class GroupConsumer(Consumer):
                 self._positions[place] = reached
 
     def close(self, autocommit: bool = True) -> None:
-        """Commit where this consumer is, if it commits by itself, and leave the group."""
+        """Commit where this consumer is, if it commits by itself, and leave the group.
+
+        A `with` block that an exception leaves closes without that commit.
+        """
         if self._is_closed:
             return
         try:
@@ -401,11 +404,14 @@ class GroupConsumer(Consumer):
 
     def _quit(self, *, autocommit: bool = True) -> None:
         """Commit if that is to be done without being asked, and stop being a member."""
-        membership, self._membership = self._membership, None
-        if membership is not None:
-            try:
-                self._finish_share(membership, autocommit=autocommit)
-            finally:
+        try:
+            if autocommit and self._options.enable_auto_commit:
+                self._commit_last()
+            if self._membership is not None and self._positions:
+                self._listener.on_partitions_revoked(list(self._positions))
+        finally:
+            membership, self._membership = self._membership, None
+            if membership is not None:
                 self._leave(membership)
         if self._group is not None:
             self._group.close()
@@ -414,15 +420,15 @@ class GroupConsumer(Consumer):
         self._wanted = self._view = None
         self._unsafe.clear()
 
-    def _finish_share(self, membership: Membership, *, autocommit: bool) -> None:
-        if autocommit and self._options.enable_auto_commit and membership.is_fresh():
-            try:
-                self._commit_by(membership, self._reached())
-            except LogError as error:
-                # What was read after the last commit is read again, by whoever comes next.
-                logger.warning("leaving group %r without a commit: %s", self._group_id, error)
-        if self._positions:
-            self._listener.on_partitions_revoked(list(self._positions))
+    def _commit_last(self) -> None:
+        """Commit what was given out, however long ago: under the lock it shows whose it is."""
+        if self._wanted is not None and self._membership is None:
+            return  # It has never been a member.
+        try:
+            self._commit_positions(self._reached())
+        except LogError as error:
+            # What was read after the last commit is read again, by whoever comes next.
+            logger.warning("leaving group %r without a commit: %s", self._group_id, error)
 
     def _leave(self, membership: Membership) -> None:
         try:
