@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import broker
@@ -552,6 +553,57 @@ def test_a_reader_that_has_enough_is_no_error(
     assert process.wait(timeout=30) == 0
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+@pytest.fixture
+def member(environment: dict[str, str], log: broker.Log) -> Iterator[subprocess.Popen[bytes]]:
+    """A member of group `g` in the middle of printing more than a pipe holds."""
+    log.create_topic("orders")
+    with log.producer() as producer:
+        values = [str(number) for number in range(200_000)]
+        producer.send_batch("orders", pa.table({"value": values})).result(timeout=30)
+    process = subprocess.Popen(
+        [*COMMAND, "consume", "orders", "--from-beginning", "--group", "g"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def first_of_the_next(run: Run) -> int:
+    return int(run("consume", "orders", "--group", "g", "--max-records", 1).stdout)
+
+
+def test_a_group_goes_on_before_what_its_reader_did_not_take(
+    member: subprocess.Popen[bytes], run: Run
+) -> None:
+    assert member.stdout is not None and member.stderr is not None
+    assert member.stdout.readline() == b"0\n"
+    member.stdout.close()
+    assert (member.wait(timeout=30), member.stderr.read()) == (0, b"")
+    assert first_of_the_next(run) <= 1
+
+
+def test_a_group_goes_on_before_what_was_not_printed_when_it_was_interrupted(
+    member: subprocess.Popen[bytes], run: Run
+) -> None:
+    assert member.stdout is not None
+    printed = member.stdout.readline()
+    member.send_signal(signal.SIGINT)
+    rest, err = member.communicate(timeout=30)
+    assert (member.returncode, err) == (130, b"spark-log: interrupted\n")
+    whole = (printed + rest).rpartition(b"\n")[0]
+    assert first_of_the_next(run) <= int(whole.rpartition(b"\n")[2]) + 1 < 200_000
+
+
+def test_a_group_that_follows_begins_where_it_first_stood(
+    environment: dict[str, str], run: Run, spawn: Run, filled: broker.Log
+) -> None:
+    follow = ("consume", "orders", "--follow", "--group", "g", "--timeout-ms", "2000")
+    assert run(*follow).stdout == ""
+    spawn("produce", "orders", stdin="new\n")
+    assert run(*follow).stdout == "new\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.cli.json_record import format_records
+from broker.cli.output import say
 from broker.cli.root import metrics_port_option, pass_log
 from broker.consumer import Consumer
+from broker.errors import CommitFailed, LockTimeout
 from broker.log import Log
 from broker.records import TopicPartition
 
@@ -93,7 +95,11 @@ def consume(
     printer = _Printer(_FORMATS[format_](), max_records)
     if group is not None:
         with log.consumer(
-            topic, group_id=group, auto_offset_reset=reset, metrics_port=metrics_port
+            topic,
+            group_id=group,
+            auto_offset_reset=reset,
+            enable_auto_commit=False,
+            metrics_port=metrics_port,
         ) as member:
             _share(member, printer, timeout_ms, follow=follow)
         return
@@ -126,6 +132,7 @@ def _share(consumer: Consumer, printer: _Printer, timeout_ms: int | None, *, fol
     """Print this member's share; without `follow`, until there is no more of it."""
     patience = _ASSIGNMENT_MS if not follow else timeout_ms
     idle_since = time.monotonic()
+    share: set[TopicPartition] = set()
     while not printer.is_done:
         batches = consumer.poll_batches(_SHARE_POLL_MS)
         for place, batch in sorted(batches.items()):
@@ -133,12 +140,24 @@ def _share(consumer: Consumer, printer: _Printer, timeout_ms: int | None, *, fol
             if count < batch.num_rows:
                 # The group is to go on with the first that was not printed.
                 consumer.seek(place, batch.column("offset")[count].as_py())
+        # Only here, with all of it printed: who is interrupted before prints it again next time.
+        # A new share is committed too, for where it begins is to be known.
+        if batches or consumer.assignment() != share:
+            share = consumer.assignment()
+            _commit(consumer)
         if batches:
             idle_since = time.monotonic()
         elif not follow and consumer.assignment():
             return
         elif patience is not None and (time.monotonic() - idle_since) * 1000 >= patience:
             return
+
+
+def _commit(consumer: Consumer) -> None:
+    try:
+        consumer.commit()
+    except (CommitFailed, LockTimeout) as error:
+        say(error)  # Whoever has the partitions now prints these records again.
 
 
 def _read_to_end(consumer: Consumer, printer: _Printer) -> None:
@@ -176,9 +195,16 @@ class _Printer:
             batch = batch.slice(0, self._rest)
             self._rest -= batch.num_rows
         if batch.num_rows:
-            sys.stdout.buffer.write(self._write(place, batch))
-            sys.stdout.buffer.flush()
+            _write_all(self._write(place, batch))
         return int(batch.num_rows)
+
+
+def _write_all(data: bytes) -> None:
+    """Write to standard output, to the last byte."""
+    rest = memoryview(data)
+    while rest:  # Without a buffer (PYTHONUNBUFFERED) a write may fall short.
+        rest = rest[sys.stdout.buffer.write(rest) :]
+    sys.stdout.buffer.flush()
 
 
 def _values(_place: TopicPartition, batch: pa.RecordBatch) -> bytes:
