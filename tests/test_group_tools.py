@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -237,6 +239,75 @@ def test_maintenance_lets_positions_expire(log: Log) -> None:
     assert log.group_positions("g") == {}
     assert later.metrics()["maintenance-metrics"]["expired-positions-total"] == 1
     assert log.describe_group("g").config == {"offsets.retention.minutes": 5}
+
+
+def hours_on(log: Log, hours: int) -> Log:
+    """Return the log as it is seen when that time has passed."""
+    return Log(LocalStorage(log.root, clock=lambda: time.time_ns() + hours * 3600 * 10**9))
+
+
+def test_positions_expire_after_the_last_member_was_killed(log: Log) -> None:
+    consumer = member(log)
+    consumer.commit({FIRST: 3})
+    log.alter_group("g", {"offsets.retention.minutes": 1})
+    abandon(consumer)
+    log.maintain()
+    assert log.describe_group("g").state == "stable", "it was silent for a moment only"
+    time.sleep(1.3)
+    hours_on(log, 1).maintain()
+    assert log.describe_group("g").state == "empty", "from here on its positions get old"
+    assert log.group_positions("g") == {FIRST: 3}
+    hours_on(log, 2).maintain()
+    assert log.group_positions("g") == {}
+
+
+def test_maintenance_does_not_wait_for_those_who_live(log: Log) -> None:
+    log.alter_group("g", {"offsets.retention.minutes": 1})
+    with member(log) as consumer:
+        consumer.commit({FIRST: 3})
+        begun = time.monotonic()
+        hours_on(log, 1).maintain()
+        assert time.monotonic() - begun < 1.0
+        assert log.group_positions("g") == {FIRST: 3}
+
+
+def test_maintenance_watches_who_only_looks_dead_and_lets_them_be(log: Log, root: Path) -> None:
+    """The clock of the files may be another's: it says whom to watch, never who is dead."""
+    log.alter_group("g", {"offsets.retention.minutes": 1})
+    with member(log) as consumer:
+        (lease,) = (root / "groups/g/1/leases").iterdir()
+        stop = threading.Event()
+
+        def spoil() -> None:
+            while not stop.wait(0.001):
+                os.utime(lease, (0, 0))
+
+        spoiler = threading.Thread(target=spoil)
+        spoiler.start()
+        try:
+            time.sleep(0.1)
+            hours_on(log, 1).maintain()
+        finally:
+            stop.set()
+            spoiler.join()
+        consumer.commit({FIRST: 3})
+        assert [one.member_id for one in log.describe_group("g").members] == [consumer.member_id]
+
+
+def test_a_member_that_is_silent_is_marked(log: Log, run: Run) -> None:
+    consumer = member(log)
+    (described,) = log.describe_group("g").members
+    assert described.silent_seconds is not None and described.silent_seconds < 1.2
+    assert not described.is_silent
+    assert "silent for longer" not in run("group", "describe", "g").stderr
+    abandon(consumer)
+    time.sleep(1.3)
+    (described,) = log.describe_group("g").members
+    assert described.silent_seconds is not None and described.silent_seconds > 1.2
+    assert described.is_silent
+    assert "1 of 1 member silent for longer" in run("group", "describe", "g").stderr
+    (told,) = json.loads(run("group", "describe", "g", "--json").stdout)["members"]
+    assert told["is_silent"]
 
 
 def test_a_setting_nobody_knows_is_refused(log: Log) -> None:

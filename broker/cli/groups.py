@@ -14,7 +14,7 @@ from broker.cli.output import format_count, plural, print_facts, print_json, pri
 from broker.cli.root import log_option, pass_log
 from broker.cli.topics import config_option, json_option, yes_option
 from broker.errors import InvalidOption, LogError, UnknownGroup
-from broker.group import GroupDescription, PartitionLag, Reset
+from broker.group import GroupDescription, MemberDescription, PartitionLag, Reset
 from broker.log import Log
 from broker.records import TopicPartition
 
@@ -70,17 +70,20 @@ def describe(log: Log, name: str, as_json: bool) -> None:
     if found.members:
         print()
         print_table(
-            ["member", "client", "instance", "host", ">partitions"],
-            [
-                [m.member_id, m.client_id or "-", m.instance_id or "-", m.host, len(m.partitions)]
-                for m in found.members
-            ],
+            ["member", "client", "instance", "host", ">partitions", ">silent seconds"],
+            [_member_row(one) for one in found.members],
         )
     if found.partitions:
         print()
         print_table(
             ["topic", ">partition", ">position", ">end", ">lag", ">seconds", "member", "metadata"],
             [_row(one) for one in found.partitions],
+        )
+    silent = sum(member.is_silent for member in found.members)
+    if silent:
+        say(
+            f"{silent} of {plural(len(found.members), 'member')} silent for longer than the "
+            "session timeout: dead, if that lasts, and then evicted by the others or by a reset"
         )
     for one in found.partitions:
         if one.is_lost:
@@ -238,6 +241,17 @@ def _ago(text: str) -> int:
     return time.time_ns() // 1_000_000 - int(found[1]) * _UNITS_MS[found[2]]
 
 
+def _member_row(one: MemberDescription) -> list[object]:
+    return [
+        one.member_id,
+        one.client_id or "-",
+        one.instance_id or "-",
+        one.host,
+        len(one.partitions),
+        "-" if one.silent_seconds is None else _seconds(one.silent_seconds),
+    ]
+
+
 def _row(one: PartitionLag) -> list[object]:
     return [
         one.partition.topic,
@@ -282,6 +296,8 @@ def _everything(found: GroupDescription) -> dict[str, Any]:
                     {"topic": place.topic, "partition": place.partition}
                     for place in member.partitions
                 ],
+                "silent_seconds": member.silent_seconds,
+                "is_silent": member.is_silent,
             }
             for member in found.members
         ],

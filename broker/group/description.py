@@ -17,13 +17,22 @@ from broker.records import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """A member and the partitions that it has."""
+    """A member and the partitions that it has.
+
+    Args:
+        silent_seconds: for how long it has not shown that it lives, by the clock of the files;
+            None if it never has.
+        is_silent: that is longer than its session timeout. It may be dead: others evict it only
+            after they have watched it for so long.
+    """
 
     member_id: str
     client_id: str
     host: str
     instance_id: str | None
     partitions: tuple[TopicPartition, ...]
+    silent_seconds: float | None
+    is_silent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +87,13 @@ def describe(
     positions: Mapping[TopicPartition, Position],
     open_reader: Callable[[str], TopicReader],
     now_ms: int,
+    silences: Mapping[str, float | None],
 ) -> GroupDescription:
     """Describe a group.
 
     Args:
         positions: those that are in topics of today.
+        silences: for how many seconds each member has not shown that it lives.
     """
     places = {*positions, *state.owners, *state.target}
     members = tuple(
@@ -92,6 +103,8 @@ def describe(
             member.host,
             member.instance_id,
             tuple(sorted(state.owned_by(member.member_id))),
+            silences[member.member_id],
+            is_silent(silences[member.member_id], member.session_timeout_ms / 1000),
         )
         for member in state.members.values()
     )
@@ -104,6 +117,11 @@ def describe(
         partitions=tuple(_lags(state, positions, places, open_reader, now_ms)),
         config=dict(state.config),
     )
+
+
+def is_silent(silent_seconds: float | None, timeout_seconds: float) -> bool:
+    """Tell whether a member looks dead: a hint, for clocks may differ."""
+    return silent_seconds is None or not 0 <= silent_seconds < timeout_seconds
 
 
 def _condition(state: GroupState) -> str:

@@ -11,7 +11,7 @@ from broker.boot import boot_seconds
 from broker.errors import OffsetOutOfRange, UnknownGroup, UnknownPartition
 from broker.group import group as journal
 from broker.group import names
-from broker.group.description import GroupDescription, describe
+from broker.group.description import GroupDescription, describe, is_silent
 from broker.group.group import Group, group_home
 from broker.group.lease import LeaseWatch, is_closed, lease_path
 from broker.group.reset import Reset
@@ -25,6 +25,8 @@ from broker.topic import Topic
 
 _CREATE_TRIES = 10
 _WATCH_SECONDS = 0.1
+# For how long maintenance watches groups that look dead; all of them at once.
+_EXPIRY_WATCH_SECONDS_MAX = 60.0
 
 
 class Groups:
@@ -94,7 +96,11 @@ class Groups:
         try:
             now_ms = self._storage.clock() // 1_000_000
             positions = self.current(group.state.positions)
-            return describe(name, group.state, positions, self._open_reader, now_ms)
+            silences = {
+                member_id: self._silent_seconds(group, member_id)
+                for member_id in group.state.members
+            }
+            return describe(name, group.state, positions, self._open_reader, now_ms, silences)
         finally:
             group.close()
 
@@ -148,18 +154,25 @@ class Groups:
             group.close()
 
     def expire(self) -> int:
-        """Remove the positions that are too old by their group's setting; return how many."""
+        """Remove the positions that are too old by their group's setting; return how many.
+
+        A group whose members have all died gets rid of them, and its positions get old from then.
+        """
         now_ms = self._storage.clock() // 1_000_000
         count = 0
+        silent = []
         for name in self.names():
             with contextlib.suppress(UnknownGroup):  # Deleted between the listing and here.
                 group = self.open(name)
                 is_due = bool(group.state.expired_positions(now_ms))
+                if self._looks_dead(group):
+                    silent.append(name)
                 group.close()
                 if is_due:
                     group = self.open(name, write=True)
                     count += group.expire()
                     group.close()
+        self._evict_together(silent)
         return count
 
     def _evict_dead(self, group: Group) -> None:
@@ -167,27 +180,45 @@ class Groups:
 
         Nobody else may be left to do it, and whoever asks is refused while there are members.
         """
-
         if boot_seconds() < self._alive_until.get(group.name, 0.0):
             return  # Who publishes often is not to wait each time.
+        vigil = _Vigil(group)
+        while vigil.look():
+            time.sleep(_WATCH_SECONDS)
+        self._alive_until[group.name] = vigil.alive_until
 
-        def read(member_id: str) -> bytes | None:
-            return self._storage.read(lease_path(group.directory, member_id))
-
-        watch = LeaseWatch(read, boot_seconds)
-        first: dict[str, bytes | None] = {}
-        while members := group.look(lambda state: dict(state.members)):
-            timeouts = {
-                member_id: 0.0 if is_closed(read(member_id)) else one.session_timeout_ms / 1000
-                for member_id, one in members.items()
-            }
-            dead = watch.observe(timeouts, interval=_WATCH_SECONDS)
-            if any(first.setdefault(one, read(one)) != read(one) for one in members):
-                self._alive_until[group.name] = boot_seconds() + max(timeouts.values())
-                return
-            group.evict(dead, by=None, is_dead=watch.is_still)
-            if len(dead) < len(members):
+    def _evict_together(self, names: Iterable[str]) -> None:
+        """Do it for many groups, in the time that the slowest takes."""
+        vigils: list[_Vigil] = []
+        try:
+            for name in names:
+                with contextlib.suppress(UnknownGroup):
+                    vigils.append(_Vigil(self.open(name, write=True)))
+            watched = vigils
+            while watched := [one for one in watched if one.look()]:
                 time.sleep(_WATCH_SECONDS)
+        finally:
+            for vigil in vigils:
+                vigil.group.close()
+
+    def _looks_dead(self, group: Group) -> bool:
+        """Tell whether it is worth watching a group: its positions would expire without members.
+
+        Whose clock the files have does not matter, as only watching tells who is dead. While one
+        member lives, it evicts the others.
+        """
+        if group.state.config.get("offsets.retention.minutes") is None:
+            return False
+        timeouts = {key: one.session_timeout_ms / 1000 for key, one in group.state.members.items()}
+        return 0 < max(timeouts.values(), default=0.0) <= _EXPIRY_WATCH_SECONDS_MAX and all(
+            is_silent(self._silent_seconds(group, member_id), timeout)
+            for member_id, timeout in timeouts.items()
+        )
+
+    def _silent_seconds(self, group: Group, member_id: str) -> float | None:
+        """Return for how long a member has not shown that it lives; None: it never has."""
+        age_ms = self._storage.age_ms(lease_path(group.directory, member_id))
+        return None if age_ms is None else age_ms / 1000
 
     def locate(
         self, offsets: Mapping[TopicPartition, int | Position]
@@ -269,3 +300,36 @@ def check_partition(place: TopicPartition, state: TopicState) -> None:
     """Refuse a partition that the topic does not have."""
     if not 0 <= place.partition < state.partition_count:
         raise UnknownPartition(place.topic, place.partition, state.partition_count)
+
+
+class _Vigil:
+    """Watches a group until nobody is left or somebody lives, and evicts the dead."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.alive_until = 0.0
+        self._watch = LeaseWatch(self._read, boot_seconds)
+        self._first: dict[str, bytes | None] = {}
+
+    def look(self) -> bool:
+        """Look once; return whether to look again soon."""
+        try:
+            return self._look()
+        except UnknownGroup:
+            return False  # Deleted meanwhile.
+
+    def _look(self) -> bool:
+        members = self.group.look(lambda state: dict(state.members))
+        timeouts = {
+            member_id: 0.0 if is_closed(self._read(member_id)) else one.session_timeout_ms / 1000
+            for member_id, one in members.items()
+        }
+        dead = self._watch.observe(timeouts, interval=_WATCH_SECONDS)
+        if any(self._first.setdefault(one, self._read(one)) != self._read(one) for one in members):
+            self.alive_until = boot_seconds() + max(timeouts.values())
+            return False
+        self.group.evict(dead, by=None, is_dead=self._watch.is_still)
+        return bool(members)
+
+    def _read(self, member_id: str) -> bytes | None:
+        return self.group.storage.read(lease_path(self.group.directory, member_id))
