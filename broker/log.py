@@ -229,6 +229,7 @@ class Log:
 
         Raises:
             GroupNotEmpty: it has members, and the positions are theirs to commit.
+            UnknownPartition: a topic of today has no partition of this number.
         """
         self._groups.publish(group, positions)
 

@@ -597,6 +597,21 @@ def test_assign_reads_outside_the_group_and_commits_while_it_is_empty(
             outside.commit({at(0): 1})
 
 
+@pytest.mark.parametrize("topics", [(), ("t",)])
+def test_a_partition_that_does_not_exist_is_not_committed(
+    log: Log, members: Members, topics: tuple[str, ...]
+) -> None:
+    one = members(*topics)
+    if topics:
+        settle(one)
+    else:
+        one.assign([at(0)])
+    for partition in (4, 99, -1):
+        with pytest.raises(broker.UnknownPartition, match=f"'t' has no partition {partition}"):
+            one.commit({at(0): 0, at(partition): 3})
+    assert at(99) not in log.group_positions("g")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

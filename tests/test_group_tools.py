@@ -175,6 +175,40 @@ def test_a_reset_past_the_end_is_refused(log: Log) -> None:
     assert log.groups() == []
 
 
+@pytest.mark.parametrize("partition", [2, 99, -1])
+@pytest.mark.parametrize("name", ["reset_group", "publish_positions"])
+def test_a_partition_that_does_not_exist_gets_no_position(
+    log: Log, name: str, partition: int
+) -> None:
+    with pytest.raises(broker.UnknownPartition, match=f"has no partition {partition}; it has 2"):
+        getattr(log, name)("g", {FIRST: 3, TopicPartition("t", partition): 3})
+    assert log.groups() == []
+
+
+def test_a_partition_that_was_added_gets_a_position(log: Log) -> None:
+    added = TopicPartition("t", 2)
+    with log.consumer(group_id="g", enable_auto_commit=False) as consumer:
+        consumer.assign([FIRST])
+        broker.open(log.root).create_partitions("t", 3)
+        consumer.commit({added: 0})
+        assert consumer.committed(added) == 0
+    log.publish_positions("h", {added: 0})
+    assert log.group_positions("h") == {added: 0}
+
+
+def test_positions_in_a_topic_that_was_made_again_smaller_are_taken_and_not_believed(
+    log: Log,
+) -> None:
+    log.publish_positions("g", {FIRST: 3, SECOND: 4})
+    held = log.located_positions("g")
+    log.delete_topic("t")
+    log.create_topic("t", partitions=1)
+    log.publish_positions("g", held)
+    assert log.group_positions("g") == {}
+    with pytest.raises(broker.UnknownPartition):
+        log.publish_positions("g", {SECOND: 4})
+
+
 @pytest.mark.parametrize(
     "act",
     [

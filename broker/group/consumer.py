@@ -35,11 +35,11 @@ from broker.errors import (
 )
 from broker.group import assignment
 from broker.group.group import Group
-from broker.group.groups import Groups, check_partition, check_position
+from broker.group.groups import Groups, check_position
 from broker.group.known_topics import KnownTopics
 from broker.group.membership import Membership, Pace, View
 from broker.group.rebalance import Rebalancer
-from broker.group.state import Member, Position
+from broker.group.state import Member, Position, check_partition
 from broker.listener import ConsumerRebalanceListener
 from broker.metrics import Metrics, Readings
 from broker.records import ConsumerRecord, OffsetAndMetadata, TopicPartition

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from broker import checks
 from broker.boot import boot_seconds
-from broker.errors import OffsetOutOfRange, UnknownGroup, UnknownPartition
+from broker.errors import OffsetOutOfRange, UnknownGroup
 from broker.group import group as journal
 from broker.group import names
 from broker.group.description import GroupDescription, describe, is_silent
 from broker.group.group import Group, group_home
 from broker.group.lease import LeaseWatch, is_closed, lease_path
 from broker.group.reset import Reset
-from broker.group.state import Position
+from broker.group.state import Position, check_partition
 from broker.home import newest_incarnation, remove_deleted, remove_leftovers
 from broker.reader import TopicReader
 from broker.records import TopicPartition
@@ -223,15 +223,21 @@ class Groups:
     def locate(
         self, offsets: Mapping[TopicPartition, int | Position]
     ) -> dict[TopicPartition, Position]:
-        """Return offsets as positions in the topics of today; positions stay what they are."""
+        """Return offsets as positions in the topics of today; positions stay what they are.
+
+        Raises:
+            UnknownPartition: the topic of today has none of this number.
+        """
         given_by_place = checks.by_place(offsets)
         states = self._states(place.topic for place in given_by_place)
         located = {}
         for place, given in given_by_place.items():
             state = states[place.topic]
             if not isinstance(given, Position):
-                check_partition(place, state)
                 given = Position(given, state.incarnation, state.epoch)
+            # One in a topic that was deleted since is nobody's concern any more.
+            if given.incarnation == state.incarnation:
+                check_partition(place, state)
             located[place] = check_position(place, given)
         return located
 
@@ -294,12 +300,6 @@ def check_position(place: TopicPartition, position: Position) -> Position:
     if note != "":
         checks.text(note, f"the position in {where}: metadata")
     return Position(offset, incarnation, epoch, position.time, note)
-
-
-def check_partition(place: TopicPartition, state: TopicState) -> None:
-    """Refuse a partition that the topic does not have."""
-    if not 0 <= place.partition < state.partition_count:
-        raise UnknownPartition(place.topic, place.partition, state.partition_count)
 
 
 class _Vigil:

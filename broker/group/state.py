@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from broker.commit import Commit, Kind
-from broker.errors import CorruptLog
+from broker.errors import CorruptLog, UnknownPartition
 from broker.records import TopicPartition
 from broker.state import TopicState
 
@@ -310,6 +310,12 @@ class GroupState:
     def _forget(self, commit: Commit) -> None:
         for place in parse_places(commit.details()["positions"]):
             self.positions.pop(place, None)
+
+
+def check_partition(place: TopicPartition, topic: TopicState) -> None:
+    """Refuse a position in a partition that does not exist."""
+    if not 0 <= place.partition < topic.partition_count:
+        raise UnknownPartition(place.topic, place.partition, topic.partition_count)
 
 
 def format_places(places: Iterable[TopicPartition]) -> dict[str, list[int]]:
