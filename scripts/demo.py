@@ -24,7 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import broker
-from broker import TopicPartition
 from broker.cli.output import print_table
 
 ORDERS, ENRICHED, GROUP = "orders", "enriched", "enricher"
@@ -57,6 +56,9 @@ def run(root: str, scratch: Path) -> int:
         enricher.wait_until_ready()
         with start("--produce", root) as producer:
             say(f"A producer writes {TOTAL:,} orders, {ORDERS_PER_SECOND:,} a second.")
+            wait_for(lambda: is_reading(log), "the first orders read", enricher, interval=0.05)
+            say("How far the query is behind while both run, as a consumer group:")
+            show_group(log)
             killed = enricher.kill_in_a_batch()
             is_producing = producer.poll() is None
             say(
@@ -245,19 +247,25 @@ def show(log: broker.Log, batch_count: int, seconds: float) -> bool:
         ["seconds", f"{seconds:.0f}"],
     ]
     print_table([f"{ORDERS} → {ENRICHED}", ">count"], facts)
-    print()
     show_group(log)
     return orders.total() == TOTAL and orders == enriched and not damage and lag(log) == 0
 
 
-def show_group(log: broker.Log) -> None:
+def is_reading(log: broker.Log) -> bool:
+    """Tell whether the query has got somewhere in every partition, and has more to read."""
     positions = log.group_positions(GROUP)
-    rows = []
-    for one in log.describe_topic(ORDERS).partitions:
-        at = positions[TopicPartition(ORDERS, one.partition)]
-        rows.append([GROUP, f"{ORDERS}-{one.partition}", f"{at:,}", f"{one.end_offset:,}",
-                     f"{one.end_offset - at:,}"])  # fmt: skip
-    print_table(["group", "partition", ">position", ">end", ">lag"], rows)
+    return len(positions) == PARTITIONS and all(positions.values()) and lag(log) > 0
+
+
+def show_group(log: broker.Log) -> None:
+    rows = [
+        [GROUP, f"{ORDERS}-{one.partition.partition}", f"{one.position:,}",
+         f"{one.end_offset:,}", f"{one.lag:,}", f"{one.lag_seconds:.1f}"]
+        for one in log.describe_group(GROUP).partitions
+    ]  # fmt: skip
+    print()
+    print_table(["group", "partition", ">position", ">end", ">lag", ">lag seconds"], rows)
+    print(flush=True)
 
 
 def say(text: str) -> None:
