@@ -220,6 +220,27 @@ def test_a_block_that_fails_after_an_assign_by_hand_commits_nothing_more(
     assert set(log.group_positions("g").values()) <= {0}
 
 
+@pytest.mark.on_disk
+def test_a_member_waits_for_the_others_no_longer_than_asked(
+    log: Log, members: Members, root: Path
+) -> None:
+    fill(log, 40)
+    one = members("t", request_timeout_ms=100, enable_auto_commit=False)
+    assert len(read_all(one, 40)) == 40
+    other = LocalStorage(str(root)).lock("group=g")
+    other.acquire(1000)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(broker.LockTimeout, match="100 ms"):
+            one.commit()
+        assert time.monotonic() - begun < 5
+    finally:
+        other.release()
+        other.close()
+    one.commit()
+    assert set(log.group_positions("g").values()) == {10}
+
+
 def test_without_auto_commit_nothing_is_committed(log: Log, members: Members) -> None:
     fill(log, 40)
     one = members("t", enable_auto_commit=False)

@@ -471,6 +471,7 @@ class GroupConsumer(Consumer):
     def _open_group(self) -> Group:
         if self._group is None:
             self._group = self._groups.open_or_create(self._group_id)
+            self._group.lock_wait_ms = self._options.request_timeout_ms
         return self._group
 
     def _reached(self, places: Iterable[TopicPartition] | None = None) -> dict[Any, Position]:

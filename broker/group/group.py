@@ -54,6 +54,8 @@ class Group(Ledger[GroupState]):
         self, storage: Storage, name: str, incarnation: int, *, write: bool = False
     ) -> None:
         super().__init__(storage, group_home(name, incarnation), write=write)
+        # How long to wait for the others, where a call does not say it.
+        self.lock_wait_ms = LOCK_WAIT_MS
 
     def look(self, see: Callable[[GroupState], Seen]) -> Seen:
         """Read on, and return what `see` makes of the state while nobody changes it.
@@ -77,7 +79,7 @@ class Group(Ledger[GroupState]):
         Where there is a lock, nobody joins, leaves or is evicted meanwhile; where there is none,
         only what is committed is sure.
         """
-        return self._attempt(act)
+        return self._attempt(act, self.lock_wait_ms)
 
     # Members.
 
@@ -119,7 +121,7 @@ class Group(Ledger[GroupState]):
         *,
         by: str | None,
         is_dead: Callable[[str], bool],
-        timeout_ms: int = LOCK_WAIT_MS,
+        timeout_ms: int | None = None,
     ) -> list[str]:
         """Remove members that are dead; return those that were removed.
 
@@ -158,7 +160,7 @@ class Group(Ledger[GroupState]):
     def assign(
         self,
         make: Callable[[GroupState], tuple[dict[str, KnownTopic], dict[str, Any]] | None],
-        timeout_ms: int = LOCK_WAIT_MS,
+        timeout_ms: int | None = None,
     ) -> bool:
         """Commit the assignment that `make` returns for the state under the lock, if any."""
 
@@ -191,7 +193,7 @@ class Group(Ledger[GroupState]):
             self._record_positions(positions, who)
             return state.number
 
-        number = self._attempt(act)
+        number = self._attempt(act, self.lock_wait_ms)
         if number % self._checkpoint_commits == 0:
             self._write_soft_checkpoint()
 
@@ -263,10 +265,10 @@ class Group(Ledger[GroupState]):
                 what = f"{place.topic}-{place.partition} does not belong to this member"
                 raise CommitFailed(self.name, what, state.generation)
 
-    def _enter(self, act: Callable[[GroupState], Seen], timeout_ms: int = LOCK_WAIT_MS) -> Seen:
+    def _enter(self, act: Callable[[GroupState], Seen], timeout_ms: int | None = None) -> Seen:
         """Make commits, and afterwards a checkpoint if it is time for one."""
         before = self.state.number
-        seen = self._attempt(act, timeout_ms)
+        seen = self._attempt(act, self.lock_wait_ms if timeout_ms is None else timeout_ms)
         if before // self._checkpoint_commits != self.state.number // self._checkpoint_commits:
             self._write_soft_checkpoint()
         return seen
