@@ -156,15 +156,26 @@ def sessions(lines: list[list[Any]]) -> dict[int, list[Session]]:
             assert before[7] == after[6], f"partition {partition}: a gap in one ownership"
         first, last = many[0], many[-1]
         # A process that was stopped between its look at the group and here cannot know it.
-        ended = max((line[1] for line in many if line[1] - line[2] < SESSION / 3), default=0)
+        ended = max((line[1] for line in many if not is_late(line)), default=0)
         by_partition[partition].append(
             Session(first[1], ended, member, generation, first[6], last[7])
         )
     return by_partition
 
 
-def check(lines: list[list[Any]], ends: dict[TopicPartition, int]) -> None:
-    """Every record once or more, none skipped, no partition with two readers at a time."""
+def is_late(read: list[Any]) -> bool:
+    """Tell whether a look at the group was too old when its records were given out."""
+    return bool(read[1] - read[2] >= SESSION / 3)
+
+
+def check(lines: list[list[Any]], ends: dict[TopicPartition, int], *, stops: int = 0) -> None:
+    """Every record once or more, none skipped, no partition with two readers at a time.
+
+    Args:
+        stops: how often a member was stopped. It is hardly ever just between look and records.
+    """
+    late = {(line[2], line[3]) for line in lines if line[0] == "read" and is_late(line)}
+    assert len(late) <= 1 + stops // 10, f"{len(late)} late polls with {stops} stops: {late}"
     commits: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for line in lines:
         if line[0] == "commit":
@@ -191,11 +202,12 @@ def run_with_faults(log: Log, group: Group, *, seconds: float, seed: int) -> Non
             group.start()
             group.start(f"group_instance_id=static-{number}")
         group.start("clock_seconds=60")
-        Faults(group, random.Random(seed)).run(seconds)
+        faults = Faults(group, random.Random(seed))
+        faults.run(seconds)
     finally:
         ends = feeder.stop()
     finish(log, group, ends)
-    check(group.lines(), ends)
+    check(group.lines(), ends, stops=faults.stop_count)
 
 
 class Faults:
@@ -204,6 +216,7 @@ class Faults:
     def __init__(self, group: Group, choose: random.Random) -> None:
         self._group, self._choose = group, choose
         self._stopped: list[tuple[float, Member]] = []
+        self.stop_count = 0
 
     def run(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -231,6 +244,7 @@ class Faults:
         """Stop one or two, some for so long that they are evicted."""
         for member in self._choose.sample(self._alive(), self._choose.choice([1, 1, 2])):
             member.signal(signal.SIGSTOP)
+            self.stop_count += 1
             self._stopped.append((time.monotonic() + self._choose.uniform(0, 2 * SESSION), member))
 
     def _leave(self) -> None:
