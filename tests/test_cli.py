@@ -555,8 +555,10 @@ def test_a_reader_that_has_enough_is_no_error(
     process.stderr.close()
 
 
-@pytest.fixture
-def member(environment: dict[str, str], log: broker.Log) -> Iterator[subprocess.Popen[bytes]]:
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def member(
+    environment: dict[str, str], log: broker.Log, request: pytest.FixtureRequest
+) -> Iterator[subprocess.Popen[bytes]]:
     """A member of group `g` in the middle of printing more than a pipe holds."""
     log.create_topic("orders")
     with log.producer() as producer:
@@ -564,7 +566,8 @@ def member(environment: dict[str, str], log: broker.Log) -> Iterator[subprocess.
         producer.send_batch("orders", pa.table({"value": values})).result(timeout=30)
     process = subprocess.Popen(
         [*COMMAND, "consume", "orders", "--from-beginning", "--group", "g"],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**environment, "PYTHONUNBUFFERED": request.param},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     yield process
     process.kill()
@@ -595,6 +598,21 @@ def test_a_group_goes_on_before_what_was_not_printed_when_it_was_interrupted(
     assert (member.returncode, err) == (130, b"spark-log: interrupted\n")
     whole = (printed + rest).rpartition(b"\n")[0]
     assert first_of_the_next(run) <= int(whole.rpartition(b"\n")[2]) + 1 < 200_000
+
+
+def test_a_member_that_was_evicted_while_it_printed_prints_it_again(
+    member: subprocess.Popen[bytes], log: broker.Log
+) -> None:
+    assert member.stdout is not None
+    printed = member.stdout.readline()
+    group = log._groups.open("g", write=True)
+    group.evict(list(group.state.members), by=None, is_dead=lambda _member: True)
+    group.close()
+    rest, err = member.communicate(timeout=60)
+    assert (member.returncode, err.count(b"\n")) == (0, 1)
+    assert b"refused the positions" in err
+    assert sorted(set(map(int, (printed + rest).split()))) == list(range(200_000))
+    assert list(log.group_positions("g").values()) == [200_000]
 
 
 def test_a_group_that_follows_begins_where_it_first_stood(
