@@ -41,6 +41,13 @@ class Home:
     def deleted(self) -> LogError:
         return self.unknown(self.name, "was deleted", "create it again or choose another")
 
+    def removed(self) -> LogError:
+        return self.unknown(
+            self.name,
+            "was removed from the disk while it was in use",
+            "open the log again, or restore its files from a copy",
+        )
+
 
 def topic_home(name: str, incarnation: int) -> Home:
     return Home("topic", f"topics/{name}", name, incarnation, lock=name, unknown=UnknownTopic)

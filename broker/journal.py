@@ -116,6 +116,18 @@ class Journal:
         file = self._file
         return file is None or not file.is_at(self.position)
 
+    def is_removed(self) -> bool:
+        """Tell whether the file at the cursor, which is at its end, was taken away from under us.
+
+        A file that is not needed any more goes only after its end-of-file commit, and a deleted
+        journal after its `delete`: whoever is behind that reads it first.
+        """
+        file = self._file
+        if file is None or not file.is_removed():
+            return False
+        # What was appended before the name went can be seen by now.
+        return file.is_at(self.position)
+
     def append(self, parts: Sequence[Any], length: int) -> None:
         """Write one commit at the end. Only under the lock, with the cursor at the end."""
         assert self._file is not None and self.is_locked

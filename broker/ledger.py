@@ -60,6 +60,8 @@ REMOTE_CHECKPOINT_COMMITS = 100
 _GIVE_WAY_SECONDS = 0.01
 _GIVE_WAY_MAX_SECONDS = 2.0
 _GIVE_WAY_TRIES_SECONDS = 8.0
+# How often a writer asks whether its file still has a name: too slow for each commit.
+_NAMES_SECONDS = 1.0
 
 
 class JournalState(Protocol):
@@ -135,6 +137,7 @@ class Ledger(ABC, Generic[State]):
         self._unfinished: list[Future[None]] = []
         # How often others had committed when this one came to do so.
         self.conflict_count = 0
+        self._look_for_names = 0.0
         self._is_stale = False
         self._is_closed = False
         self._is_forked = False
@@ -294,6 +297,8 @@ class Ledger(ABC, Generic[State]):
                 path = self._path_of_state
             self._on_commit(commit)
         self._is_stale = False
+        if not commits:
+            self._check_not_removed()
 
     @property
     def _path_of_state(self) -> str:
@@ -325,6 +330,11 @@ class Ledger(ABC, Generic[State]):
             if self._is_unrecovered:
                 return list(recovery.read_whole(self.journal, hint))
         return self.journal.read_new()
+
+    def _check_not_removed(self) -> None:
+        """Raise if somebody has removed the files: nobody else will see what is written there."""
+        if self.journal.is_removed() and not self.state.is_deleted:
+            raise self.home.removed()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -378,6 +388,9 @@ class Ledger(ABC, Generic[State]):
             if journal.is_behind():
                 self.conflict_count += 1
                 self._catch_up()
+            elif time.monotonic() >= self._look_for_names:
+                self._look_for_names = time.monotonic() + _NAMES_SECONDS
+                self._check_not_removed()
             if self.state.is_deleted:
                 raise self.home.deleted()
         except BaseException:

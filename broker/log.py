@@ -264,6 +264,14 @@ class Log:
         """
         self._groups.delete(group)
 
+    def current_cluster_id(self) -> str:
+        """Return the id that the log has now: another one if it was removed and made again.
+
+        Raises:
+            LogNotFound: it was removed.
+        """
+        return _open_mark(self._storage, create=False)
+
     def reader(self, topic: str) -> TopicReader:
         """Return a reader of one topic: offsets, look-ups by time, plans. Close it after use."""
         return self._open_reader(topic)

@@ -67,8 +67,8 @@ class LogDataSource(Shipped, DataSource):
     - The same two offsets always give the same records, in the order of their offsets within each
       partition. A batch DataFrame is fixed at its first action.
     - New partitions, and new topics under a pattern, are read from their first record.
-    - Records that are gone (removed, topic deleted or made again, end lost in a power cut) end the
-      query with an error that names them; it never goes on in silence.
+    - Records that are gone (removed, topic or log deleted or made again, end lost in a power cut)
+      end the query with an error that names them; it never goes on in silence.
     - Each micro-batch is written exactly once. A batch write is written exactly once if it is
       given `txnAppId` and `txnVersion`; without them a job that is run twice writes twice.
 

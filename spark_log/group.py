@@ -33,7 +33,7 @@ class PublishedGroup:
         positions = {
             TopicPartition(name, number): Position(at, views[name].incarnation, topic.epoch)
             for name, topic in offset.topics.items()
-            if name in views and views[name].incarnation == topic.incarnation
+            if name in views and views[name].is_of(topic)
             for number, at in topic.positions.items()
         }
         if positions == self._published:

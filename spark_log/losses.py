@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 REMOVED = "were removed by retention or delete_records"
 DELETED = "are gone: the topic was deleted"
 _MADE_AGAIN = "are gone: the topic was deleted and made again"
+_LOG_MADE_AGAIN = "are gone: the log was removed and made again, or is another one"
 _NOT_READ = "will not be read: the query does not select this partition any more"
 _LOST_UNREAD = "were lost in a power cut before they were read"
 _LOST_READ = (
@@ -31,7 +32,7 @@ _LOST_READ = (
 class Loss:
     """Offsets [start, end) of a partition that cannot be read. No end: all from `start` on.
 
-    Incarnation and epoch tell it from the loss of other records that had the same offsets.
+    Log, incarnation and epoch tell it from the loss of other records that had the same offsets.
     """
 
     topic: str
@@ -41,11 +42,13 @@ class Loss:
     reason: str
     incarnation: int | None = None
     epoch: int = 0
+    cluster_id: str | None = None
 
     @property
-    def kind(self) -> tuple[str, int, str, int | None, int]:
+    def kind(self) -> tuple[object, ...]:
         """All but the offsets."""
-        return self.topic, self.partition, self.reason, self.incarnation, self.epoch
+        where = self.topic, self.partition, self.reason
+        return *where, self.incarnation, self.epoch, self.cluster_id
 
     def __str__(self) -> str:
         if self.end is None:
@@ -142,14 +145,17 @@ def between(
 
 def _from(name: str, partition: int, topic: TopicOffset, reason: str) -> Loss:
     start = topic.positions[partition]
-    return Loss(name, partition, start, None, reason, topic.incarnation, topic.epoch)
+    return Loss(
+        name, partition, start, None, reason, topic.incarnation, topic.epoch, topic.cluster_id
+    )
 
 
 def _topic_between(
     name: str, start: TopicOffset | None, end: TopicOffset, view: TopicView | None, ranges: Ranges
 ) -> None:
-    if start is not None and _differ(start.incarnation, end.incarnation):
-        ranges.losses += [_from(name, number, start, _MADE_AGAIN) for number in start.positions]
+    made_again = None if start is None else _made_again(start, end)
+    if start is not None and made_again is not None:
+        ranges.losses += [_from(name, number, start, made_again) for number in start.positions]
         start = None
     if start is not None:
         missing = start.positions.keys() - end.positions.keys()
@@ -157,12 +163,11 @@ def _topic_between(
     found = ranges.found.setdefault(name, {})
     for partition, stop in end.positions.items():
         begin = 0 if start is None else start.positions.get(partition, 0)
-        if view is None or _differ(end.incarnation, view.incarnation):
+        gone = DELETED if view is None else _made_again(end, view)
+        if view is None or gone is not None:
             if begin < stop:
-                reason = DELETED if view is None else _MADE_AGAIN
-                ranges.losses.append(
-                    Loss(name, partition, begin, stop, reason, end.incarnation, end.epoch)
-                )
+                lost = _from(name, partition, end, gone or DELETED)
+                ranges.losses.append(replace(lost, start=begin, end=stop))
             continue
         epochs = (view.epoch if start is None else start.epoch, end.epoch)
         begin, stop = _held(view, partition, begin, stop, epochs, ranges.losses)
@@ -180,7 +185,7 @@ def _held(
     """Return the part of [begin, stop) that the log holds, and note the rest."""
 
     def lose(start: int, end: int, reason: str, epoch: int) -> None:
-        losses.append(Loss(view.name, partition, start, end, reason, view.incarnation, epoch))
+        losses.append(_of(view, partition, start, end, reason, epoch))
 
     if partition not in view.bounds:
         lose(begin, stop, _NOT_READ, epochs[1])
@@ -203,9 +208,20 @@ def survived(view: TopicView, partition: int, at: int, epoch: int, losses: list[
     """Return how far what was read up to `at` in `epoch` is still there, and note the rest."""
     end = view.end_of_epoch(epoch, partition)
     if at > end:
-        losses.append(Loss(view.name, partition, end, at, _LOST_READ, view.incarnation, epoch))
+        losses.append(_of(view, partition, end, at, _LOST_READ, epoch))
     return min(at, end)
 
 
-def _differ(one: int | None, other: int | None) -> bool:
+def _of(view: TopicView, partition: int, start: int, end: int, reason: str, epoch: int) -> Loss:
+    return Loss(view.name, partition, start, end, reason, view.incarnation, epoch, view.cluster_id)
+
+
+def _made_again(before: TopicOffset, now: TopicOffset | TopicView) -> str | None:
+    """Return why offsets are those of other records; None if they are not, or nobody knows."""
+    if _differ(before.cluster_id, now.cluster_id):
+        return _LOG_MADE_AGAIN
+    return _MADE_AGAIN if _differ(before.incarnation, now.incarnation) else None
+
+
+def _differ(one: object, other: object) -> bool:
     return one is not None and other is not None and one != other

@@ -43,7 +43,7 @@ class SourceMetrics:
         self._lags = [
             max(0, end - max(start, topic.positions.get(number, start)))
             for name, topic in at.topics.items()
-            if name in views and topic.incarnation in (None, views[name].incarnation)
+            if name in views and (topic.incarnation is None or views[name].is_of(topic))
             for number, (start, end) in views[name].bounds.items()
         ]
 

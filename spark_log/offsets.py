@@ -3,12 +3,14 @@
 The JSON has the form of Spark's Kafka connector, topic -> partition -> next offset to read, and one
 key more that no topic can have:
 
-    {"@": {"topics": {"orders": [1, 0]}}, "orders": {"0": 23, "1": 345}}
+    {"@": {"log": "5f0c…", "topics": {"orders": [1, 0]}}, "orders": {"0": 23, "1": 345}}
 
-`topics` gives the incarnation and the epoch in which the offsets are meant: offsets of a topic that
-was deleted and made again, or that lost its end in a power cut, are other records. `start` is in
-the offsets of a query that has not finished a batch with records: Spark does not write down where
-the first batch starts, so its end says it. Spark compares offsets as text, so keys are sorted.
+`log` is the cluster id of the log: one that was removed and made again has another. Checkpoints of
+earlier versions have none, and it is not asked for there. `topics` gives the incarnation and the
+epoch in which the offsets are meant: offsets of a topic that was deleted and made again, or that
+lost its end in a power cut, are other records. `start` is in the offsets of a query that has not
+finished a batch with records: Spark does not write down where the first batch starts, so its end
+says it. Spark compares offsets as text, so keys are sorted.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class TopicOffset:
     positions: Mapping[int, int]
     incarnation: int | None = None
     epoch: int = 0
+    cluster_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class LogOffset:
     def to_json(self) -> dict[str, Any]:
         """Return the same dictionary, in the same order, for the same offset."""
         extra: dict[str, Any] = {}
+        for topic in self.topics.values():
+            if topic.cluster_id is not None:
+                extra["log"] = topic.cluster_id  # The same for all: they were looked at together.
         if self.start is not None:
             extra["start"] = self.start.to_json()
         extra["topics"] = {
@@ -76,13 +82,12 @@ class LogOffset:
     @classmethod
     def _parse(cls, offset: Mapping[str, Any]) -> LogOffset:
         extra = offset.get(EXTRA, {})
-        known = extra.get("topics", {})
+        known, cluster_id = extra.get("topics", {}), extra.get("log")
         topics = {}
         for name, positions in offset.items():
             if name != EXTRA:
                 incarnation, epoch = known.get(name, (None, 0))
-                topics[name] = TopicOffset(
-                    {int(number): int(at) for number, at in positions.items()}, incarnation, epoch
-                )
+                places = {int(number): int(at) for number, at in positions.items()}
+                topics[name] = TopicOffset(places, incarnation, epoch, cluster_id)
         start = extra.get("start")
         return cls(topics, None if start is None else cls._parse(start))

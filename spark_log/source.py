@@ -248,7 +248,7 @@ class StreamQuery:
         ends = {}
         for name, view in kept.items():
             target = self._target[name]
-            is_same = target.incarnation == view.incarnation
+            is_same = (target.cluster_id, target.incarnation) == (view.cluster_id, view.incarnation)
             ends[name] = {
                 number: min(target.bounds[number][1] if is_same else 0, high)
                 for number, (_low, high) in view.bounds.items()

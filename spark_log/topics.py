@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import broker
@@ -24,6 +25,14 @@ class TopicView:
     incarnation: int
     epoch: int
     bounds: dict[int, tuple[int, int]]
+    cluster_id: str | None = None
+
+    def is_of(self, offset: TopicOffset) -> bool:
+        """Tell whether an offset is one in this topic, not in an earlier one of that name."""
+        return self.incarnation == offset.incarnation and offset.cluster_id in (
+            None,
+            self.cluster_id,
+        )
 
     def end_of_epoch(self, epoch: int, partition: int) -> int:
         """Return where an epoch's records end: what a power cut left of them."""
@@ -36,7 +45,10 @@ Views = dict[str, TopicView]
 
 
 class TopicSet:
-    """Keeps a reader for each selected topic, and notices topics that come, go or come back."""
+    """Keeps a reader for each selected topic, and notices topics that come, go or come back.
+
+    It notices as well that the whole log was removed and made again: that has another cluster id.
+    """
 
     def __init__(
         self, log: broker.Log, selection: Selection, clock: Callable[[], float] = time.monotonic
@@ -44,6 +56,7 @@ class TopicSet:
         self._log = log
         self._selection = selection
         self._clock = clock
+        self._cluster_id = log.cluster_id
         self._readers: dict[str, TopicReader] = {}
         self._listed: float | None = None
 
@@ -53,13 +66,12 @@ class TopicSet:
         Args:
             afresh: list the topics even if that was done a moment ago.
         """
-        self._open_new(afresh)
-        views = {}
-        for name in sorted(self._readers):
-            view = self._look_at(name)
-            if view is not None:
-                views[name] = view
-        return views
+        while True:
+            self._open_new(afresh)
+            views = self._look_at_readers()
+            if views is not None:
+                return views
+            afresh = True
 
     def look_at_all(self) -> Views:
         """Return what each topic holds now; all that were named must be there."""
@@ -90,40 +102,51 @@ class TopicSet:
         if not afresh and self._listed is not None and now - self._listed < _LIST_SECONDS:
             return
         self._listed = now
-        names = list(self._selection.names())
-        if self._selection.pattern is not None:
-            names = [name for name in self._log.topics() if self._selection.includes(name)]
-        for name in names:
-            if name not in self._readers:
-                self._open(name)
+        while True:
+            for name in self._names():
+                if name not in self._readers:
+                    self._open(name)
+            # After the readers were opened, so that none of them is of a later log than this.
+            found = self._log.current_cluster_id()
+            if found == self._cluster_id:
+                return
+            self.close()
+            self._cluster_id = found
 
-    def _open(self, name: str) -> bool:
-        try:
+    def _names(self) -> Sequence[str]:
+        if self._selection.pattern is None:
+            return self._selection.names()
+        return [name for name in self._log.topics() if self._selection.includes(name)]
+
+    def _open(self, name: str) -> None:
+        with contextlib.suppress(UnknownTopic):
             self._readers[name] = self._log.reader(name)
-            return True
-        except UnknownTopic:
-            return False
 
-    def _look_at(self, name: str) -> TopicView | None:
-        try:
-            state = self._readers[name].refresh()
-        except UnknownTopic:
-            self._readers.pop(name).close()
-            if not self._open(name):
+    def _look_at_readers(self) -> Views | None:
+        """Return what each open topic holds; None if one is gone, so that all is opened anew."""
+        views = {}
+        for name in sorted(self._readers):
+            try:
+                views[name] = self._look_at(name, self._readers[name])
+            except UnknownTopic:
+                self._readers.pop(name).close()
                 return None
-            state = self._readers[name].refresh()
+        return views
+
+    def _look_at(self, name: str, reader: TopicReader) -> TopicView:
+        state = reader.refresh()
         partitions = self._selection.selected(name, state.partition_count)
         if partitions and partitions[-1] >= state.partition_count:
             raise UnknownPartition(name, partitions[-1], state.partition_count)
         bounds = {number: (state.starts[number], state.ends[number]) for number in partitions}
-        return TopicView(name, self._readers[name], state.incarnation, state.epoch, bounds)
+        return TopicView(name, reader, state.incarnation, state.epoch, bounds, self._cluster_id)
 
 
 def offset_at(views: Views, positions: dict[str, dict[int, int]]) -> LogOffset:
     """Return these positions as an offset, in today's incarnations and epochs."""
     return LogOffset(
         {
-            name: TopicOffset(positions[name], view.incarnation, view.epoch)
+            name: TopicOffset(positions[name], view.incarnation, view.epoch, view.cluster_id)
             for name, view in views.items()
         }
     )

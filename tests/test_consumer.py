@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -555,6 +556,24 @@ def test_a_deleted_topic_is_an_error_for_those_who_named_it(log: broker.Log) -> 
         fill(log, "t", 1, first=9)
         consumer.subscribe(["t"])
         assert drain(consumer) == [9]
+
+
+@pytest.mark.on_disk
+@pytest.mark.parametrize("is_made_again", [True, False])
+def test_a_log_removed_under_a_consumer_is_an_error(
+    log: broker.Log, root: Path, is_made_again: bool
+) -> None:
+    fill(log, "t", 2)
+    with earliest(log, "t") as consumer:
+        drain(consumer)
+        shutil.rmtree(root)
+        if is_made_again:
+            log = broker.open(root)
+            log.create_topic("t", partitions=2)
+            fill(log, "t", 5)
+        for _ in range(2):
+            with pytest.raises(broker.UnknownTopic, match="removed from the disk"):
+                consumer.poll(1000)
 
 
 # Waiting.

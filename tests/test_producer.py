@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -562,6 +563,22 @@ def test_a_topic_made_again_is_found_after_one_failure(log: broker.Log) -> None:
         log.create_topic("t", partitions=2)
         assert producer.send("t", b"new", partition=1).result(10).offset == 0
         assert producer.partitions_for("t") == {0, 1}
+    assert values(log) == [b"new"]
+
+
+@pytest.mark.on_disk
+def test_nothing_is_acknowledged_into_a_log_that_was_removed(log: broker.Log, root: Path) -> None:
+    with log.producer() as producer:
+        producer.send("t", b"old").result(10)
+        shutil.rmtree(root)
+        time.sleep(1.1)  # It looks once a second.
+        with pytest.raises(broker.UnknownTopic, match="removed from the disk"):
+            producer.send("t", b"lost").result(10)
+        with pytest.raises(broker.UnknownTopic):
+            producer.send("t", b"lost").result(10)
+        log = broker.open(root)
+        log.create_topic("t")
+        assert producer.send("t", b"new").result(10).offset == 0
     assert values(log) == [b"new"]
 
 

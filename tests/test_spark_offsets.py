@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import shutil
 import socket
 import time
 import urllib.request
@@ -105,6 +106,13 @@ def test_a_start_travels_inside_an_offset() -> None:
     assert not later.is_initial
 
 
+def test_the_log_is_named_once_for_all_its_topics() -> None:
+    topics = {name: TopicOffset({0: 3}, 1, 0, "id") for name in "ab"}
+    offset = LogOffset(topics)
+    assert offset.to_json()["@"] == {"log": "id", "topics": {"a": [1, 0], "b": [1, 0]}}
+    assert LogOffset.from_json(offset.to_json()) == offset
+
+
 def test_an_offset_of_kafkas_connector_is_understood() -> None:
     offset = LogOffset.from_json({"a": {"0": 3}})
     assert offset.topics == {"a": TopicOffset({0: 3}, None, 0)}
@@ -127,7 +135,7 @@ def test_each_batch_reads_what_is_new(orders: broker.Log, root: Path) -> None:
     fill(orders, "orders", "c")
     assert query.batch() == ["c"]
     assert json.loads(query.ends[-1]) == {
-        "@": {"topics": {"orders": [1, 0]}},
+        "@": {"log": orders.cluster_id, "topics": {"orders": [1, 0]}},
         "orders": {"0": 3, "1": 0},
     }
 
@@ -712,6 +720,89 @@ def test_a_topic_made_again_is_another_topic(
     assert lenient.batch() is None
     assert len(warned()) == 1
     assert json.loads(lenient.ends[-1])["@"]["topics"] == {"orders": [2, 0]}
+
+
+def make_log_again(root: Path, *values: str) -> broker.Log:
+    """Remove the whole log, under whoever has it open, and make another at its place."""
+    shutil.rmtree(root)
+    log = broker.open(root)
+    log.create_topic("orders", partitions=2)
+    fill(log, "orders", *values)
+    return log
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_log_made_again_is_another_log(
+    orders: broker.Log, root: Path, is_restarted: bool, warned: Callable[[], list[str]]
+) -> None:
+    fill(orders, "orders", "a")
+    query = Query(root)
+    query.batch()
+    made = make_log_again(root, "x", "y", "z")  # goes beyond the position
+    if is_restarted:
+        query = Query(root, query.ends)
+    with pytest.raises(DataLoss, match="orders-0: offsets from 1 on .* the log was removed and"):
+        query.batch()
+    lenient = Query(root, query.ends, failOnDataLoss="false")
+    assert lenient.batch() == ["x", "y", "z"]
+    assert lenient.batch() is None
+    assert json.loads(lenient.ends[-1])["@"]["log"] == made.cluster_id
+    make_log_again(root, "u", "v", "w", "x")
+    assert lenient.batch() == ["u", "v", "w", "x"]
+    assert len(warned()) == 2, "the same offsets of another log are another loss"
+
+
+def test_a_batch_of_a_log_that_was_made_again_is_not_filled_from_the_new_one(
+    orders: broker.Log, root: Path
+) -> None:
+    fill(orders, "orders", "a", "b")
+    query = Query(root, failOnDataLoss="false")
+    start = query.reader.initialOffset()
+    end = query.log_end(start)
+    make_log_again(root, "x", "y", "z")
+    assert query.replay(start, end) == []
+    assert query.batch() == ["x", "y", "z"]
+
+
+def test_a_log_put_in_the_place_of_another_is_noticed_by_a_pattern(
+    orders: broker.Log, root: Path, tmp_path: Path
+) -> None:
+    fill(orders, "orders", "a")
+    query = Query(root, subscribe="", subscribePattern="ord.*")
+    query.batch()
+    root.rename(tmp_path / "before")  # All its files keep a name.
+    log = broker.open(root)
+    log.create_topic("ordinary")
+    fill(log, "ordinary", "x")
+    time.sleep(1.1)
+    with pytest.raises(DataLoss, match="orders-0: offsets from 1 on"):
+        query.batch()
+    assert Query(root, query.ends, subscribe="", subscribePattern="ord.*",
+                 failOnDataLoss="false").batch() == ["x"]  # fmt: skip
+
+
+def test_a_log_that_is_gone_ends_a_query(orders: broker.Log, root: Path) -> None:
+    fill(orders, "orders", "a")
+    query = Query(root)
+    query.batch()
+    shutil.rmtree(root)
+    with pytest.raises(broker.LogNotFound):
+        query.batch()
+
+
+def test_a_checkpoint_of_an_earlier_version_names_no_log_and_is_taken(
+    orders: broker.Log, root: Path
+) -> None:
+    fill(orders, "orders", "a")
+    query = Query(root)
+    query.batch()
+    before = json.loads(query.ends[-1])
+    del before["@"]["log"], before["@"]["start"]
+    query = Query(root, [json.dumps(before)])
+    assert query.batch() == [], "only so that the checkpoint names it from now on"
+    assert query.batch() is None
+    fill(orders, "orders", "b")
+    assert query.batch() == ["b"]
 
 
 def test_a_batch_of_a_topic_that_was_made_again_is_not_filled_from_the_new_one(

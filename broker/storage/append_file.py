@@ -78,6 +78,13 @@ class AppendFile:
         """Tell whether the file ends here. Cheap: one system call."""
         return self.size() == position
 
+    def is_removed(self) -> bool:
+        """Tell whether the file has no name any more: what is appended to it is lost."""
+        try:
+            return os.fstat(self._descriptor).st_nlink == 0
+        except OSError as error:
+            raise translate(error, self.path) from error
+
     def append(self, parts: Sequence[bytes | memoryview], length: int, position: int) -> None:
         """Write `parts`, `length` bytes in all, at the end, which is `position`. All or nothing.
 

@@ -147,6 +147,10 @@ class PieceFile:
         """Tell whether the file ends here as far as anybody here knows; asks nobody."""
         return not self._is_behind and self._merged is None and self._bounds[-1] == position
 
+    def is_removed(self) -> bool:
+        """Nothing is held open here that would outlive its name."""
+        return False
+
     def read(self, start: int, length: int) -> bytes:
         """Return up to `length` bytes from `start`: fewer only at the end of the file."""
         with self._mutex:
