@@ -636,6 +636,18 @@ def test_output_that_cannot_be_written_is_one_line(
     assert done.stderr == b"spark-log: cannot write the output: No space left on device\n"
 
 
+def test_an_error_of_something_else_is_not_said_to_be_one_of_the_output(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = " ".join([*COMMAND, "--log", "here", "topic", "list"])
+    script = f"mkdir gone && cd gone && rmdir ../gone && {command}"
+    done = subprocess.run(
+        script, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "spark-log: No such file or directory"
+
+
 # The log as a whole.
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TextIO, cast
 
 import click
 
@@ -19,7 +19,7 @@ from broker.cli.groups import group
 from broker.cli.inspection import info, verify
 from broker.cli.jobs import etl, load
 from broker.cli.maintain import maintain
-from broker.cli.output import say
+from broker.cli.output import Output, OutputFailed, say
 from broker.cli.produce import produce
 from broker.cli.root import root_log_option
 from broker.cli.topics import topic
@@ -56,14 +56,19 @@ def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     logging.basicConfig(level=logging.WARNING, format="spark-log: %(message)s")
     _replace_closed_streams()
+    sys.stdout = cast(TextIO, Output(sys.stdout))
     try:
         return _guard(lambda: _invoke(arguments))
     except BrokenPipeError:
         _discard_output()  # Whoever read it has enough.
         return 0
-    except OSError as error:
+    except OutputFailed as error:
         _discard_output()
-        say(f"cannot write the output: {error.strerror}")
+        say(f"cannot write the output: {error}")
+        return EXIT_REFUSED
+    except OSError as error:
+        what = error.strerror or str(error)
+        say(what if error.filename is None else f"{error.filename}: {what}")
         return EXIT_REFUSED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,38 @@ from rich.text import Text
 
 # A name that begins with this is a column of numbers.
 NUMBER = ">"
+
+
+class OutputFailed(Exception):
+    """Standard output takes no more, for the reason that the system gave."""
+
+
+class Output:
+    """Standard output whose errors can be told from those of all else. A closed pipe is none."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @property
+    def buffer(self) -> Output:
+        return Output(self._stream.buffer)
+
+    def write(self, data: Any) -> Any:
+        return self._do(lambda: self._stream.write(data))
+
+    def flush(self) -> None:
+        self._do(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _do(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputFailed(error.strerror) from error
 
 
 def print_json(value: Any) -> None:
