@@ -27,6 +27,7 @@ LogError
 ├── SequenceError            a producer's commits do not follow each other
 ├── LockTimeout              another process holds the lock (retriable: nothing was written)
 ├── OutcomeUnknown           a commit may or may not be in the log
+├── MaintenanceFailed        some topics or groups could not be maintained, the others were
 ├── StorageError             the store said no: permissions, I/O
 │   ├── DiskFull             nothing was written
 │   └── AlreadyExists        put-if-absent found the name taken
@@ -40,8 +41,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from broker.maintenance.keeping import TopicMaintenance
     from broker.records import TopicPartition
 
 
@@ -358,6 +360,21 @@ class LockTimeout(LogError):
 
 class OutcomeUnknown(LogError):
     """A commit may or may not be in the log; sending it again with the same identity is safe."""
+
+
+class MaintenanceFailed(LogError):
+    """Some of many could not be maintained; `done` is what was done to the others.
+
+    `failures` has the error of each, by "topic 'name'" or "group 'name'".
+    """
+
+    def __init__(self, failures: Mapping[str, LogError], done: Sequence[TopicMaintenance]) -> None:
+        super().__init__(failures, done)
+        self.failures, self.done = failures, done
+
+    def __str__(self) -> str:
+        told = "; ".join(f"{what}: {error}" for what, error in self.failures.items())
+        return f"could not maintain {told}"
 
 
 class StorageError(LogError):

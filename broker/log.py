@@ -25,6 +25,7 @@ from broker.errors import (
     InvalidTopicName,
     LogError,
     LogNotFound,
+    MaintenanceFailed,
     NotALog,
     TopicExists,
     UnknownGroup,
@@ -321,19 +322,30 @@ class Log:
             seal: seal everything that is committed now, due or not.
             progress: told what is being done.
             write: writes the files, here and now or on many machines.
+
+        Raises:
+            MaintenanceFailed: some of all topics or groups could not be maintained, and the others
+                were. With `topic`, its own error is raised.
         """
-        done = []
-        for name in self.topics() if topic is None else [topic]:
+        if topic is not None:
+            return [self._round(topic, progress, write).run(is_forced=seal)]
+        done: list[TopicMaintenance] = []
+        failures: dict[str, LogError] = {}
+        for name in self.topics():
             try:
                 done.append(self._round(name, progress, write).run(is_forced=seal))
             except UnknownTopic:
-                if topic is not None:
-                    raise
-        if topic is None:
-            self._maintenance_metrics.add("expired-positions", self._groups.expire())
-            for kind in ("topics", "groups"):
-                for name in self._storage.list(kind):
-                    remove_leftovers(self._storage, f"{kind}/{name}")
+                continue  # Deleted since it was listed.
+            except LogError as error:
+                failures[f"topic {name!r}"] = error
+        expired, broken = self._groups.expire()
+        self._maintenance_metrics.add("expired-positions", expired)
+        failures |= {f"group {name!r}": error for name, error in broken.items()}
+        for kind in ("topics", "groups"):
+            for name in self._storage.list(kind):
+                remove_leftovers(self._storage, f"{kind}/{name}")
+        if failures:
+            raise MaintenanceFailed(failures, done)
         return done
 
     def metrics(self) -> Readings:

@@ -21,6 +21,7 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from test_maintenance import CONFIG, NAME, PARTITIONS, Clock, fill, in_table, read, table_files
+from test_processes import SmallDisk
 
 import broker
 from broker import TopicPartition
@@ -325,6 +326,23 @@ def garble_first_commit(log: broker.Log) -> None:
     path.write_bytes(b"\xff" * size)
 
 
+def put_file_at(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_bytes(b"mine now")
+
+
+def delta_log_is_a_file(log: broker.Log) -> None:
+    put_file_at(delta_files(log))
+
+
+def table_is_a_file(log: broker.Log) -> None:
+    put_file_at(Path(log.table_path(NAME)))
+
+
+def partition_is_a_file(log: broker.Log) -> None:
+    put_file_at(Path(log.table_path(NAME), "partition=0"))
+
+
 OUTSIDERS = [
     optimize,
     optimize_and_vacuum,
@@ -341,6 +359,9 @@ OUTSIDERS = [
     tear_last_commit,
     empty_last_commit,
     garble_first_commit,
+    delta_log_is_a_file,
+    table_is_a_file,
+    partition_is_a_file,
 ]
 
 
@@ -378,6 +399,66 @@ def test_a_damaged_delta_log_is_put_aside_and_the_user_told(
     assert "begun anew" in caplog.text
     (kept,) = (root / "topics" / NAME / "1" / "aside").iterdir()
     assert kept.name.startswith("_delta_log-") and len(list(kept.iterdir())) == 2
+
+
+class BrokenDisk:
+    """A directory in which the Delta log cannot be written: full, or forbidden if not root's."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._disk = SmallDisk(directory) if os.geteuid() == 0 else None
+        self._forbidden: Path | None = None
+        directory.mkdir(exist_ok=True)
+
+    def break_down(self, table: Path) -> None:
+        if self._disk is None:
+            self._forbidden = table
+            table.chmod(0o500)
+            return
+        with pytest.raises(OSError), (self.directory / "rest").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    def mend(self) -> None:
+        if self._forbidden is not None:
+            self._forbidden.chmod(0o700)
+        (self.directory / "rest").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.mend()
+        if self._disk is not None:
+            self._disk.close()
+
+
+@pytest.fixture
+def broken_disk(tmp_path: Path) -> Iterator[BrokenDisk]:
+    disk = BrokenDisk(tmp_path / "disk")
+    yield disk
+    disk.close()
+
+
+def test_an_error_of_the_disk_below_the_table_is_no_damage_and_all_else_is_done(
+    broken_disk: BrokenDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = broken_disk.directory / "log"
+    log = broker.open(root)
+    log.create_topic(NAME, PARTITIONS, config=CONFIG)
+    fill(log, 60)
+    log.maintain(NAME, seal=True)
+    lose_log(log)
+    garbage_file = root / "topics" / NAME / "1" / "sealed" / "partition=0" / ".tmp-dead"
+    garbage_file.write_bytes(bytes(100_000))
+    os.utime(garbage_file, (0, 0))
+    broken_disk.break_down(Path(log.table_path(NAME)))
+    log.maintain(NAME)
+    assert "is behind until the next maintenance" in caplog.text
+    assert "begun anew" not in caplog.text
+    assert not garbage_file.exists(), "there is room again"
+    broken_disk.mend()
+    fill(log, 20, first=60)
+    log.maintain(NAME, seal=True)
+    assert in_table(log) == read(log)
+    assert log.verify().damage == ()
 
 
 # Two at once, and files that go.

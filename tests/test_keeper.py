@@ -15,7 +15,11 @@ import pyarrow as pa
 import pytest
 
 import broker
-from broker.maintenance.keeping import ROUND_MS
+from broker.maintenance import keeper
+from broker.maintenance.keeping import ROUND_MS, Round
+from broker.maintenance.units import Progress
+from broker.storage import LocalStorage
+from broker.topic import Topic
 
 NAME = "orders"
 CONFIG = {"segment.bytes": 20_000, "seal.bytes": 60_000, "file.delete.delay.ms": 0}
@@ -107,6 +111,34 @@ def test_a_topic_deleted_under_its_keeper_is_no_trouble(
     assert "could not maintain" not in caplog.text
 
 
+def test_a_keeper_goes_on_after_any_failure_with_one_warning(
+    log: broker.Log,
+    root: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log.create_topic(NAME, config=CONFIG)
+    send(log, 20)
+    failures = [OSError(5, "Input/output error")]
+
+    def make_round(name: str, progress: Progress) -> Round:
+        if failures:
+            raise failures.pop()
+        return log._round(name, progress)
+
+    monkeypatch.setattr(keeper, "_REST_SECONDS", 1.5)
+    topic = Topic(LocalStorage(str(root)), NAME, 1, write=True)
+    kept = keeper.Keeper(make_round)
+    make_due(root)
+    kept.look_after(topic)
+    try:
+        wait_until(lambda: sealed_records(log) > 0)
+    finally:
+        kept.close()
+        topic.close()
+    assert caplog.text.count("could not maintain") == 1 and "Input/output error" in caplog.text
+
+
 def stage(log: broker.Log) -> None:
     """Write as Spark's sink does."""
     made = log.stage(NAME)
@@ -158,6 +190,48 @@ def test_the_command_refuses_an_unknown_topic_in_one_line(log: broker.Log, root:
     done = run(root, "nothing")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == "spark-log: topic 'nothing' does not exist; see `spark-log topic list`\n"
+
+
+def damage_journal(root: Path, topic: str) -> Path:
+    path = sorted((root / "topics" / topic / "1" / "journal").iterdir())[0]
+    data = bytearray(path.read_bytes())
+    data[200] ^= 4
+    path.write_bytes(data)
+    return path
+
+
+def test_the_command_maintains_the_others_and_names_what_failed(
+    log: broker.Log, root: Path
+) -> None:
+    for name in ("broken", NAME):
+        log.create_topic(name, config=CONFIG | {"maintenance.enabled": False})
+        with log.producer() as producer:
+            producer.send_batch(name, TABLE)
+    path = damage_journal(root, "broken")
+    done = run(root, "--seal")
+    assert done.returncode == 1 and done.stdout.splitlines()[1].split()[:2] == [NAME, "100"]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("spark-log: could not maintain topic 'broken': ") and path.name in line
+    alone = run(root, "broken")
+    assert (alone.returncode, alone.stdout) == (1, "") and path.name in alone.stderr
+
+
+def test_the_command_goes_on_for_ever_beside_what_fails(log: broker.Log, root: Path) -> None:
+    for name in ("broken", NAME):
+        log.create_topic(name, config=CONFIG | {"maintenance.enabled": False})
+    with log.producer() as producer:
+        producer.send_batch("broken", TABLE)
+    path = damage_journal(root, "broken")
+    command = [sys.executable, "-m", "broker.cli", "--log", str(root), "maintain", "--forever"]
+    process = subprocess.Popen([*command, "--interval", "0.1"], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert path.name.encode() in process.stderr.readline()
+    send(log, 50)
+    wait_until(lambda: sealed_records(log) > 0)
+    process.send_signal(2)
+    assert process.stderr.read().endswith(b"spark-log: interrupted\n")
+    process.stderr.close()
+    assert process.wait(30) == 130
 
 
 def test_the_command_goes_on_until_it_is_interrupted(log: broker.Log, root: Path) -> None:

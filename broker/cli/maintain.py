@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
 
@@ -11,9 +12,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from broker.cli.output import format_count, print_json, print_table
+from broker.cli.output import format_count, print_json, print_table, say
 from broker.cli.root import metrics_port_option, pass_log
 from broker.cli.topics import json_option
+from broker.errors import LogError, LogNotFound, MaintenanceFailed, UnknownTopic
 from broker.log import Log
 from broker.maintenance.keeping import TopicMaintenance
 from broker.metrics import export_if_asked
@@ -48,13 +50,33 @@ def maintain(
     """
     export_if_asked(metrics_port, "maintain", log)
     while True:
-        with Bar() as bar:
-            done = log.maintain(name, seal=seal, progress=bar)
+        done, failure = _maintain(log, name, seal)
+        if failure is not None and not forever and not done:
+            raise failure
         if not forever or any(map(_is_worth_saying, done)):
             _print(done, as_json)
         if not forever:
+            if failure is not None:
+                raise failure
             return
+        if failure is not None:
+            say(failure)  # It may pass, and the other topics are not to wait for that.
         time.sleep(interval)
+
+
+def _maintain(
+    log: Log, name: str | None, seal: bool
+) -> tuple[Sequence[TopicMaintenance], LogError | None]:
+    """Return what was done, and what kept the rest from being done."""
+    try:
+        with Bar() as bar:
+            return log.maintain(name, seal=seal, progress=bar), None
+    except (LogNotFound, UnknownTopic):
+        raise
+    except MaintenanceFailed as failure:
+        return failure.done, failure
+    except LogError as failure:
+        return [], failure
 
 
 def _is_worth_saying(done: TopicMaintenance) -> bool:
@@ -63,7 +85,7 @@ def _is_worth_saying(done: TopicMaintenance) -> bool:
     )
 
 
-def _print(done: list[TopicMaintenance], as_json: bool) -> None:
+def _print(done: Sequence[TopicMaintenance], as_json: bool) -> None:
     if as_json:
         print_json([asdict(one) for one in done])
     elif not done:

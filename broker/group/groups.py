@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 
 from broker import checks
 from broker.boot import boot_seconds
-from broker.errors import OffsetOutOfRange, UnknownGroup
+from broker.errors import LogError, OffsetOutOfRange, UnknownGroup
 from broker.group import group as journal
 from broker.group import names
 from broker.group.description import GroupDescription, describe, is_silent
@@ -153,27 +154,43 @@ class Groups:
         finally:
             group.close()
 
-    def expire(self) -> int:
-        """Remove the positions that are too old by their group's setting; return how many.
+    def expire(self) -> tuple[int, dict[str, LogError]]:
+        """Remove the positions that are too old by their group's setting.
 
         A group whose members have all died gets rid of them, and its positions get old from then.
+
+        Returns:
+            How many, and the error of each group with which it could not be done.
         """
-        now_ms = self._storage.clock() // 1_000_000
         count = 0
         silent = []
+        failures: dict[str, LogError] = {}
         for name in self.names():
-            with contextlib.suppress(UnknownGroup):  # Deleted between the listing and here.
-                group = self.open(name)
-                is_due = bool(group.state.expired_positions(now_ms))
-                if self._looks_dead(group):
-                    silent.append(name)
-                group.close()
-                if is_due:
-                    group = self.open(name, write=True)
-                    count += group.expire()
-                    group.close()
-        self._evict_together(silent)
-        return count
+            try:
+                removed, seems_dead = self._expire_one(name)
+            except UnknownGroup:
+                continue  # Deleted between the listing and here.
+            except LogError as error:
+                failures[name] = error
+                continue
+            count += removed
+            if seems_dead:
+                silent.append(name)
+        try:
+            self._evict_together(silent)
+        except LogError as error:
+            failures |= dict.fromkeys(silent, error)
+        return count, failures
+
+    def _expire_one(self, name: str) -> tuple[int, bool]:
+        """Return how many positions of a group were removed, and whether its members look dead."""
+        with closing(self.open(name)) as group:
+            is_due = bool(group.state.expired_positions(self._storage.clock() // 1_000_000))
+            seems_dead = self._looks_dead(group)
+        if not is_due:
+            return 0, seems_dead
+        with closing(self.open(name, write=True)) as group:
+            return group.expire(), seems_dead
 
     def _evict_dead(self, group: Group) -> None:
         """Remove members that are not there any more; return at once if one is alive.

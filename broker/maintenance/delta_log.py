@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,10 +29,12 @@ logger = logging.getLogger(__name__)
 PARTITION = "partition"
 _READER_VERSION, _WRITER_VERSION = 1, 2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CAUSE = "↳"
 
 
 class DeltaFailed(Exception):
-    """The library could not do it; the Delta log is as it was."""
+    """The library, or the disk below it, could not do it; the Delta log is as it was."""
 
 
 class Damaged(Exception):
@@ -135,6 +138,7 @@ class DeltaLog:
         Raises:
             FileNotFoundError: there is none.
             Damaged: it cannot be used.
+            DeltaFailed: it could not be read this time.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -147,7 +151,10 @@ class DeltaLog:
         except TableNotFoundError:
             raise FileNotFoundError(location) from None
         except DeltaError as error:
-            raise Damaged(_first_line(error)) from error
+            raise Damaged(_one_line(error)) from error
+        except OSError as error:
+            # Not damage: what passes must not cost the table its history.
+            raise DeltaFailed(_one_line(error)) from error
         if shape != (_schema(), [PARTITION], _READER_VERSION, _WRITER_VERSION):
             raise Damaged("it has another schema, other partition columns or another protocol")
 
@@ -157,8 +164,8 @@ class DeltaLog:
 
         try:
             return self._table.transaction_version(name)
-        except DeltaError as error:
-            raise DeltaFailed(_first_line(error)) from error
+        except (DeltaError, OSError) as error:
+            raise DeltaFailed(_one_line(error)) from error
 
     def commit(self, change: Change) -> None:
         """Commit a change to the version that was opened, or to a later one that it goes with.
@@ -187,8 +194,8 @@ class DeltaLog:
                 [PARTITION],
                 commit_properties=_properties(change),
             )
-        except DeltaError as error:
-            raise DeltaFailed(_first_line(error)) from error
+        except (DeltaError, OSError) as error:
+            raise DeltaFailed(_one_line(error)) from error
 
 
 def create(location: str, options: Mapping[str, str], name: str, change: Change) -> None:
@@ -210,8 +217,8 @@ def create(location: str, options: Mapping[str, str], name: str, change: Change)
             storage_options=dict(options),
             commit_properties=_properties(change),
         )
-    except DeltaError as error:
-        raise DeltaFailed(_first_line(error)) from error
+    except (DeltaError, OSError) as error:
+        raise DeltaFailed(_one_line(error)) from error
 
 
 def _uri(location: str) -> str:
@@ -304,6 +311,8 @@ def _properties(change: Change) -> CommitProperties:
     )
 
 
-def _first_line(error: Exception) -> str:
-    """Return what the library says, without its stack trace."""
-    return str(error).partition("\n")[0]
+def _one_line(error: Exception) -> str:
+    """Return what the library says and the causes that it names, without its stack trace."""
+    first, *rest = _COLOUR.sub("", str(error)).splitlines() or [type(error).__name__]
+    causes = [line.partition(_CAUSE)[2].strip() for line in rest if _CAUSE in line]
+    return ": ".join([first.strip(), *causes])

@@ -63,6 +63,8 @@ def mirror(topic: Topic) -> Mirrored | None:
         return found
     if not delta_log.is_usable(_location(topic)):
         return None if _has_log(topic) else found
+    for folder in (TABLE, _DELTA_LOG):
+        _make_way(topic, folder)
     _link(topic, found.named)
     seen = _digest(topic, found.named)
     if topic.storage.read(f"{topic.directory}/{_HINT}") == seen:
@@ -96,6 +98,7 @@ def _link(topic: Topic, names: Iterable[str]) -> None:
     for name in sorted(names):
         folder, _, file = name.rpartition("/")
         if folder not in held:
+            _make_way(topic, f"{TABLE}/{folder}")
             held[folder] = set(topic.storage.list(f"{topic.directory}/{TABLE}/{folder}"))
         source = f"{topic.directory}/sealed/{name}"
         # One that is lost is not the table's to report: readers do, and verifying.
@@ -106,6 +109,25 @@ def _link(topic: Topic, names: Iterable[str]) -> None:
                 # Others may have replaced it, and removed it this very moment.
                 if topic.storage.exists(source):
                     raise
+
+
+def _make_way(topic: Topic, folder: str) -> None:
+    """Put aside a plain file that somebody has put where a folder belongs."""
+    path = f"{topic.directory}/{folder}"
+    if isinstance(topic.storage, LocalStorage) and topic.storage.is_file(path):
+        now = topic.storage.clock() // 1_000_000
+        _put_aside(topic, path, "it is a file, and a folder belongs there", now)
+
+
+def _put_aside(topic: Topic, path: str, why: object, now: int) -> None:
+    aside = f"{topic.directory}/aside/{path.rpartition('/')[2]}-{now}"
+    logger.warning(
+        "%s is begun anew; the old one is %s: %s",
+        topic.storage.locate(path),
+        topic.storage.locate(aside),
+        why,
+    )
+    topic.storage.rename(path, aside)
 
 
 def _digest(topic: Topic, names: Iterable[str]) -> bytes:
@@ -160,15 +182,7 @@ def _open(topic: Topic, now: int) -> DeltaLog | None:
     except FileNotFoundError:
         return None
     except Damaged as damage:
-        aside = f"{topic.directory}/aside/_delta_log-{now}"
-        old = f"{topic.directory}/{_DELTA_LOG}"
-        logger.warning(
-            "the Delta log %s is begun anew; the old one is %s: %s",
-            topic.storage.locate(old),
-            topic.storage.locate(aside),
-            damage,
-        )
-        topic.storage.rename(old, aside)
+        _put_aside(topic, f"{topic.directory}/{_DELTA_LOG}", damage, now)
         return None
 
 

@@ -41,14 +41,15 @@ def clean(topic: Topic, reader: TopicReader, now: int, mirrored: Mirrored | None
             sealed file retired since then stays: the Delta log may name it still.
     """
     removed = Removed()
+    # First what can go without anything being written: on a full disk it makes room for the rest.
+    _remove_unfinished(topic, removed)
+    if mirrored is not None:
+        _remove_sealed(topic, topic.refresh(), now, mirrored, removed)
     _trim(topic, now)
     state = topic.refresh()
     _remove_journal_files(topic, state, removed)
-    if mirrored is not None:
-        _remove_sealed(topic, state, now, mirrored, removed)
     _remove_pieces(topic, state, removed)
     _remove_unnamed_data(topic, reader, removed)
-    _remove_unfinished(topic, removed)
     return removed
 
 

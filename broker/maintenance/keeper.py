@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from broker.errors import LogError, UnknownTopic
+from broker.errors import UnknownTopic
 from broker.maintenance.keeping import Round, is_round_due
 from broker.maintenance.sealing import Stopped
 from broker.maintenance.units import Progress
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 # Where looking is a request to a store.
 _REMOTE_LOOK_SECONDS = 30.0
+# After a failure, which is likely to come again.
+_REST_SECONDS = 30.0
 
 
 class Keeper:
@@ -31,6 +33,7 @@ class Keeper:
         self._topics: dict[str, Topic] = {}
         self._seen: dict[str, int] = {}
         self._looked: dict[str, float] = {}
+        self._rest_until: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -65,6 +68,8 @@ class Keeper:
 
     def _keep(self, topic: Topic) -> None:
         try:
+            if time.monotonic() < self._rest_until.get(topic.name, 0.0):
+                return
             if not topic.state.settings["maintenance.enabled"]:
                 return
             number = topic.state.file_number
@@ -82,5 +87,7 @@ class Keeper:
                 self._make_round(topic.name, self).run(only_seal=not is_full)
         except UnknownTopic:
             self._topics.pop(topic.name, None)
-        except LogError as error:
+        except Exception as error:
+            # The last frame of this thread: a failure that passes must not end all maintenance.
             logger.warning("could not maintain %s: %s", topic.name, error)
+            self._rest_until[topic.name] = time.monotonic() + _REST_SECONDS

@@ -13,9 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from broker import forks
-from broker.errors import CorruptLog, LockTimeout, LogError, OutcomeUnknown
+from broker.errors import (
+    CorruptLog,
+    LockTimeout,
+    LogError,
+    OutcomeUnknown,
+    StorageError,
+    StoreUnavailable,
+)
 from broker.maintenance import compaction, delta_view, garbage, retention, sealing
 from broker.maintenance.compaction import CompactionUnit
+from broker.maintenance.delta_view import Mirrored
 from broker.maintenance.sealing import Stopped
 from broker.maintenance.units import AnyUnit, Progress, Write, write_here
 from broker.metrics import Metrics
@@ -112,7 +120,7 @@ class Round:
         self._name = name
         self._incarnation = incarnation
         self._progress = progress or Silent()
-        self._damage: CorruptLog | None = None
+        self._failure: CorruptLog | StorageError | None = None
         self._write = write
         self.done = TopicMaintenance(name)
 
@@ -154,36 +162,54 @@ class Round:
 
     def _run(self, topic: Topic, reader: TopicReader, is_forced: bool, only_seal: bool) -> None:
         if not only_seal:
-            self._end_file_if_due(topic, is_forced)
-            self._apply_retention(topic, reader)
+            with self._one_of_many():
+                self._end_file_if_due(topic, is_forced)
+            with self._one_of_many():
+                self._apply_retention(topic, reader)
         # Only what survives a power cut may be sealed: the journal's copy goes some day.
         topic.sync()
-        self._do(topic, reader, sealing.plan(reader.refresh(), self._now(), is_forced=is_forced))
+        with self._one_of_many():
+            units = sealing.plan(reader.refresh(), self._now(), is_forced=is_forced)
+            self._do(topic, reader, units)
         # Before merges hide which records are new; and whatever an earlier round left undone.
-        delta_view.mirror(topic)
-        if only_seal:
-            self._raise_damage()
-            return
-        self._do(topic, reader, compaction.plan(reader.refresh(), self._now()))
-        self._do(topic, reader, sealing.plan_merges(reader.refresh()))
-        mirrored = delta_view.mirror(topic)
-        removed = garbage.clean(topic, reader, self._now(), mirrored)
-        self.done.removed_files += removed.paths
-        self.done.removed_bytes += removed.byte_count
+        self._mirror(topic)
+        if not only_seal:
+            self._do_what_can_wait(topic, reader)
+        if self._failure is not None:
+            raise self._failure
+
+    def _do_what_can_wait(self, topic: Topic, reader: TopicReader) -> None:
+        with self._one_of_many():
+            self._do(topic, reader, compaction.plan(reader.refresh(), self._now()))
+        with self._one_of_many():
+            self._do(topic, reader, sealing.plan_merges(reader.refresh()))
+        mirrored = self._mirror(topic)
+        with self._one_of_many():
+            removed = garbage.clean(topic, reader, self._now(), mirrored)
+            self.done.removed_files += removed.paths
+            self.done.removed_bytes += removed.byte_count
         self._storage.touch(last_round(self._name))
-        self._raise_damage()
+
+    def _mirror(self, topic: Topic) -> Mirrored | None:
+        """Bring the table to the state; None: nobody knows what it names."""
+        mirrored = None
+        with self._one_of_many():
+            mirrored = delta_view.mirror(topic)
+        return mirrored
 
     @contextlib.contextmanager
     def _one_of_many(self) -> Iterator[None]:
-        """Let damage in one file not keep all else from being done, for ever perhaps."""
+        """Let what fails, for ever perhaps, not keep all else from being done; it is raised later.
+
+        A damaged file is not the others' fault, and on a full disk what comes next makes room. A
+        store that does not answer would not answer then, either.
+        """
         try:
             yield
-        except CorruptLog as damage:
-            self._damage = self._damage or damage
-
-    def _raise_damage(self) -> None:
-        if self._damage is not None:
-            raise self._damage
+        except StoreUnavailable:
+            raise
+        except (CorruptLog, StorageError) as failure:
+            self._failure = self._failure or failure
 
     def _end_file_if_due(self, topic: Topic, is_forced: bool) -> None:
         state, now = topic.refresh(), self._now()

@@ -176,6 +176,10 @@ class LocalStorage:
     def exists(self, path: str) -> bool:
         return os.path.exists(self.locate(path))
 
+    def is_file(self, path: str) -> bool:
+        """Tell whether there is something that is not a directory."""
+        return os.path.isfile(self.locate(path))
+
     def touch(self, path: str) -> None:
         """Let a file, which is made if need be, have been changed now."""
         target = self.locate(path)
