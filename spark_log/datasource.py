@@ -71,6 +71,9 @@ class LogDataSource(Shipped, DataSource):
       end the query with an error that names them; it never goes on in silence.
     - Each micro-batch is written exactly once. A batch write is written exactly once if it is
       given `txnAppId` and `txnVersion`; without them a job that is run twice writes twice.
+    - The version of a micro-batch is its number, which begins at 0 with each new checkpoint. So a
+      stream with `txnAppId` and a new checkpoint needs a new name, too: if the name has got beyond
+      batch 0, the query fails before it writes anything.
 
     Positions and metrics of a streaming query:
     - A position is published to `groupId` when Spark next asks what there is to read: after each

@@ -146,11 +146,31 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         application = self._options.application
         if application is None:
             (application,) = query_ids
+        elif batchId == 0:
+            self._check_is_first(application, messages)
         assert application is not None
         self._commit(messages, (application, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._discard(messages)
+
+    def _check_is_first(self, application: str, messages: Messages) -> None:
+        """Refuse the first batch of a checkpoint if its application is further already.
+
+        This batch, and all up to that version, would be taken for repetitions and dropped. An
+        empty one is refused too: the next would be dropped as well. A repetition of the first
+        batch itself finds its own version, and is let through.
+        """
+        log = broker.open(self._options.path, create=False, storage=self._options.storage)
+        for topic in sorted({*_by_topic(messages), *filter(None, [self._options.topic])}):
+            last = log.transaction_version(topic, application)
+            if last is not None and last > 0:
+                raise broker.InvalidOption(
+                    f"txnAppId={application!r} has written up to batch {last} of topic {topic!r}, "
+                    "and this query begins with batch 0: all its batches up to that one would be "
+                    "taken for repetitions and dropped. Nothing was written. Start it with the "
+                    "checkpointLocation it had, or, with a new one, give it a new txnAppId"
+                )
 
 
 def _by_topic(messages: Messages) -> dict[str, list[broker.Staged]]:

@@ -412,6 +412,31 @@ def test_an_older_batch_is_skipped_with_a_warning(
     assert "version 4 of app is below its last one, 5" in caplog.text
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_new_checkpoint_with_a_name_that_is_further_fails(
+    log: broker.Log, root: Path, is_empty: bool
+) -> None:
+    log.create_topic("t")
+    for batch in (0, 1):
+        writer = stream_writer(root, topic="t")
+        writer.commit([stage(writer, {"topic": ["t"], "value": [str(batch)]})], batch)
+    rows = [] if is_empty else ["new"]
+    columns = {"topic": pa.array(["t"] * len(rows), pa.string()), "value": pa.array(rows)}
+    writer = stream_writer(root, topic="t")
+    message = stage(writer, columns)
+    with pytest.raises(broker.InvalidOption, match=r"txnAppId='app' .* batch 1 .* new txnAppId"):
+        writer.commit([message], 0)
+    assert values(log, "t") == [b"0", b"1"]
+
+
+def test_a_first_batch_that_comes_again_adds_nothing(log: broker.Log, root: Path) -> None:
+    log.create_topic("t")
+    for _ in range(2):
+        writer = stream_writer(root, topic="t")
+        writer.commit([stage(writer, {"topic": ["t"], "value": ["0"]})], 0)
+    assert values(log, "t") == [b"0"]
+
+
 def test_a_batch_cut_off_between_two_topics_is_completed_and_not_repeated(
     log: broker.Log, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
