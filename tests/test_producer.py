@@ -422,6 +422,18 @@ def test_a_batch_takes_all_kinds_of_times(log: broker.Log, column: pa.Array) -> 
     assert [record.timestamp for record in read_all(log)] == [1, 2]
 
 
+def test_times_before_1970_are_refused_one_by_one_and_in_a_batch(log: broker.Log) -> None:
+    times = pa.array([5, None, -1], pa.int64())
+    with log.producer() as producer:
+        with pytest.raises(broker.InvalidRecord, match="since 1970"):
+            producer.send("t", b"v", timestamp_ms=-1)
+        with pytest.raises(
+            broker.InvalidRecord, match="row 2 of column 'timestamp' for 't' .*1970"
+        ):
+            producer.send_batch("t", pa.table({"value": [b"a", b"b", b"c"], "timestamp": times}))
+    assert values(log) == []
+
+
 def test_a_batch_carries_headers_and_fills_missing_times(log: broker.Log) -> None:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     headers = pa.array([[("h", b"1")], None], kind)
