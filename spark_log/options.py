@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -49,6 +49,13 @@ WRITE_OPTIONS = (
     "txnAppId",
     "txnVersion",
 )
+# Of how a streaming query advances; Spark's Kafka connector ignores them in a batch, too.
+_STREAM_OPTIONS = (
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+)
 # Spark's own, or given by its methods.
 _COMMON_OPTIONS = ("checkpointLocation", "path", "paths", "queryName")
 # Spark's Kafka connector has them; here there is no client, no broker and no group to configure.
@@ -87,10 +94,11 @@ _UNIT_MS = {
 }  # fmt: skip
 _TRIGGER_DELAY_MS = 15 * 60_000
 _PORT_MAX = 65_535
+_LONG_MAX = (1 << 63) - 1
 
 Offsets = dict[str, dict[int, int]]
 
-_warned: set[str] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 class OptionText:
@@ -195,7 +203,7 @@ class OptionText:
     def warn_of_leftovers(self) -> None:
         """Say what nobody took: options of Kafka's clients, which mean nothing here."""
         assert all(map(_is_kafkas, self._given)), self._given
-        _warn_once(sorted(self._given))
+        warn_once(sorted(self._given), "format('log') has no Kafka client")
 
 
 def unknown_option(name: str) -> InvalidOption:
@@ -213,14 +221,13 @@ def _is_kafkas(name: str) -> bool:
     return name.startswith(_KAFKA_PREFIX) or name in {each.lower() for each in _KAFKA_OPTIONS}
 
 
-def _warn_once(names: list[str]) -> None:
-    new = [name for name in names if name not in _warned]
-    _warned.update(new)
+def warn_once(names: Iterable[str], reason: str) -> None:
+    """Say which options are ignored, and why: once in a process."""
+    new = [name for name in names if (name, reason) not in _warned]
+    _warned.update((name, reason) for name in new)
     if new:
-        logger.warning(
-            "format('log') has no Kafka client; ignored: %s",
-            ", ".join(_CANONICAL.get(name, name) for name in new),
-        )
+        told = ", ".join(_CANONICAL.get(name, name) for name in new)
+        logger.warning("%s; ignored: %s", reason, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +285,12 @@ class ReadOptions:
     starting_fallback: str | None
     metrics_port: int | None
     storage: dict[str, str] = field(default_factory=dict)
+    only_streaming: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         given = OptionText(options, others=WRITE_OPTIONS)
+        only_streaming = tuple(name for name in _STREAM_OPTIONS if given.has(name))
         parsed = cls(
             path=given.path(),
             selection=_selection(given),
@@ -303,11 +312,16 @@ class ReadOptions:
             starting_fallback=_fallback(given),
             metrics_port=given.integer("metricsPort", at_least=0, at_most=_PORT_MAX),
             storage=given.storage(),
+            only_streaming=only_streaming,
         )
         given.warn_of_leftovers()
         parsed._check_limits()
         parsed._check_group()
         return parsed
+
+    @property
+    def _is_from_group(self) -> bool:
+        return self.starting is not None and self.starting.kind == GROUP
 
     @property
     def starting_name(self) -> str:
@@ -323,7 +337,10 @@ class ReadOptions:
             )
 
     def check_batch(self) -> None:
-        """Refuse what only a streaming read can have."""
+        """Refuse what only a streaming read can have, or say that it means nothing."""
+        warn_once(self.only_streaming, "a batch read has no triggers")
+        if self.group_id is not None and not self._is_from_group:
+            warn_once(["groupId"], "a batch read publishes no position to a group")
         if self.metrics_port is not None:
             raise InvalidOption("metricsPort is for streaming queries; remove it from a batch read")
         _check_batch_edge(self.starting, LATEST, OFFSET_LATEST, "starting offset")
@@ -343,10 +360,9 @@ class ReadOptions:
             )
 
     def _check_group(self) -> None:
-        is_from_group = self.starting is not None and self.starting.kind == GROUP
-        if is_from_group and self.group_id is None:
+        if self._is_from_group and self.group_id is None:
             raise InvalidOption("startingOffsets=group needs the option groupId as well")
-        if self.starting_fallback is not None and not is_from_group:
+        if self.starting_fallback is not None and not self._is_from_group:
             raise InvalidOption(
                 "startingOffsetsFallback is for startingOffsets=group: it says where to start if "
                 "the group has no position"
@@ -439,15 +455,18 @@ def _time_edge(given: OptionText, name: str) -> Edge | None:
     if text is None:
         return None
     try:
-        return Edge(name, TIMESTAMP, timestamp_ms=int(text.strip()))
+        timestamp_ms = int(text.strip())
     except ValueError:
+        timestamp_ms = -1
+    if not 0 <= timestamp_ms <= _LONG_MAX:
         raise InvalidOption(
             f"{name}: Expected a single long value (milliseconds since 1970), got {text!r}"
-        ) from None
+        )
+    return Edge(name, TIMESTAMP, timestamp_ms=timestamp_ms)
 
 
 def _offset_edge(given: OptionText, name: str) -> Edge | None:
-    text = (given.text(name) if given.has(name) else None) or None
+    text = given.text(name)
     if text is None:
         return None
     word = text.strip().lower()
@@ -482,7 +501,9 @@ def _by_partition(name: str, text: str, kind: str) -> Offsets:
             topic: {int(partition): _whole(value) for partition, value in values.items()}
             for topic, values in json.loads(text).items()
         }
-        if any(value < low for values in parsed.values() for value in values.values()):
+        if any(
+            not low <= value <= _LONG_MAX for values in parsed.values() for value in values.values()
+        ):
             raise ValueError(text)
         return parsed
     except (ValueError, TypeError, AttributeError):

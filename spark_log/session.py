@@ -41,7 +41,8 @@ def session(name: str, delta: bool = False, **conf: object) -> Any:
 
     Args:
         name: what the session is called in Spark's web pages and logs.
-        delta: also load Delta Lake, whose jar is fetched the first time.
+        delta: also load Delta Lake, whose jar is fetched the first time; refused if a session
+            without it is running.
         conf: settings of Spark; `spark.remote` connects to a Spark Connect server.
     """
     given = {key: _text(key, value) for key, value in conf.items()}
@@ -53,9 +54,22 @@ def session(name: str, delta: bool = False, **conf: object) -> Any:
         raise InvalidOption(f"delta=True: the server {remote} decides whether it has Delta")
     for key, value in given.items():
         builder = builder.config(key, value)
+    running = SparkSession.getActiveSession()
+    if delta and running is not None:
+        _check_delta(running)  # Before settings of Delta reach a session that cannot have it.
     spark = builder.getOrCreate()
+    if delta:
+        _check_delta(spark)
     register(spark)
     return spark
+
+
+def _check_delta(spark: SparkSession) -> None:
+    if _DELTA[_EXTENSIONS] not in (spark.conf.get(_EXTENSIONS, None) or ""):
+        raise InvalidOption(
+            "delta=True: a session without Delta Lake is running in this process, and cannot get "
+            "it any more. Stop that one first, with its stop(), or make it with delta=True"
+        )
 
 
 def _complete(given: dict[str, str], *, delta: bool) -> dict[str, str]:
@@ -66,7 +80,9 @@ def _complete(given: dict[str, str], *, delta: bool) -> dict[str, str]:
     complete = {**_DEFAULTS, **given, _PYTHON: python}
     if "SPARK_CONF_DIR" not in os.environ:
         # Spark's own way to be quieter takes effect only after its first pages of warnings.
-        complete.setdefault(_JAVA_OPTIONS, f'-Dlog4j2.configurationFile="{_QUIET}"')
+        # Before what the user gave, which wins where both say something.
+        quiet = f'-Dlog4j2.configurationFile="{_QUIET}"'
+        complete[_JAVA_OPTIONS] = f"{quiet} {given.get(_JAVA_OPTIONS, '')}".strip()
     if delta:
         for key, value in _DELTA.items():
             if key in (_JARS, _EXTENSIONS) and key in given and value not in given[key]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import broker
+from spark_log.options import warn_once
 from spark_log.write_columns import PARTITION, TOPIC, WriteColumns
 from spark_log.write_options import WriteOptions
 
@@ -124,14 +125,21 @@ def ensure_topic(log: broker.Log, topic: str, options: WriteOptions) -> None:
         UnknownTopic: it is not there, and is not to be created.
     """
     try:
-        log.reader(topic).close()
+        with contextlib.closing(log.reader(topic)) as reader:
+            _compare_partitions(topic, reader.state.partition_count, options.partition_count)
     except broker.UnknownTopic as error:
         if not options.create_topic:
             hint = "create it first, or set the option createTopic to true"
             raise broker.UnknownTopic(topic, hint=hint) from error
         # Another task or query may be faster.
         with contextlib.suppress(broker.TopicExists):
-            log.create_topic(topic, partitions=options.partition_count)
+            log.create_topic(topic, partitions=options.partition_count or 1)
+
+
+def _compare_partitions(topic: str, found: int, wanted: int | None) -> None:
+    if wanted is not None and wanted != found:
+        reason = f"topic {topic!r} is there already, with {found} partitions and not {wanted}"
+        warn_once(["numPartitions"], reason)
 
 
 def _check_partitions(table: pa.Table) -> None:

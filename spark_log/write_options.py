@@ -24,7 +24,7 @@ class WriteOptions:
     application: str | None = None
     version: int | None = None
     create_topic: bool = False
-    partition_count: int = 1
+    partition_count: int | None = None
     compression: str = "none"
     storage: dict[str, str] = field(default_factory=dict)
 
@@ -40,8 +40,7 @@ class WriteOptions:
             application=given.name("txnAppId"),
             version=_bounded(given, "txnVersion", at_least=0, at_most=_VERSION_MAX),
             create_topic=given.boolean("createTopic", default=False),
-            partition_count=_bounded(given, "numPartitions", at_least=1, at_most=_PARTITIONS_MAX)
-            or 1,
+            partition_count=_bounded(given, "numPartitions", at_least=1, at_most=_PARTITIONS_MAX),
             compression=given.choice("compression", CODECS, default=kafka_codec),
             storage=given.storage(),
         )

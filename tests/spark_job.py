@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+import broker
 import spark_log
 from spark_log.datasource import LogDataSource
 from spark_log.source import LogStreamReader
@@ -281,6 +282,36 @@ def delta(root: str, path: str, topic: str, sealed_end: str) -> None:
     )
 
 
+def outsiders(root: str, path: str, topic: str) -> None:
+    """Do to a topic's table what others may, and maintain the topic after each."""
+    check = {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}
+    conf = CONF | SMALL_DELTA | check | {"spark.master": "local[2]"}
+    spark = spark_log.session("outsiders", delta=True, **conf)
+    spark.sparkContext.setLogLevel("OFF")
+    log = broker.open(root)
+    found = {}
+    for name, statements in OUTSIDERS.items():
+        for statement in statements:
+            spark.sql(statement.format(f"delta.`{path}`")).collect()
+        between = totals(spark_log.table(spark, root, topic))
+        log.maintain(topic)
+        found[name] = [between, totals(spark.read.format("delta").load(path))]
+    report(**found)
+
+
+OUTSIDERS = {
+    "optimize": ["OPTIMIZE {0}"],
+    "optimize_and_vacuum": ["OPTIMIZE {0}", "VACUUM {0} RETAIN 0 HOURS"],
+    "update": ["UPDATE {0} SET value = binary('7') WHERE offset < 20"],
+    "constraint": ["ALTER TABLE {0} ADD CONSTRAINT small CHECK (offset < 1000000)"],
+    "deletion_vectors": [
+        "ALTER TABLE {0} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
+        "DELETE FROM {0} WHERE offset = 3",
+    ],
+    "append_only": ["ALTER TABLE {0} SET TBLPROPERTIES ('delta.appendOnly' = 'true')"],
+}
+
+
 def totals(frame: DataFrame) -> list[int]:
     """Count the records; sum their values and their offsets."""
     number = F.col("value").cast("string").cast("long")
@@ -306,7 +337,8 @@ def connect_table(root: str, topic: str) -> None:
 def session(root: str) -> None:
     """Report what the session helper has set."""
     given = {"spark.master": "local[1]", "spark.sql.shuffle.partitions": 3}
-    spark = spark_log.session("helper", **given, **{"spark.ui.enabled": False})
+    java = {"spark.driver.extraJavaOptions": "-Dmine=kept"}
+    spark = spark_log.session("helper", **given, **java, **{"spark.ui.enabled": False})
     value = spark.sql("SELECT 'a' AS value")
     value.write.format("log").option("topic", "out").mode("append").save(root)
     again = spark_log.session("other")
@@ -318,6 +350,9 @@ def session(root: str) -> None:
         shuffle=spark.conf.get("spark.sql.shuffle.partitions"),
         ui=spark.conf.get("spark.ui.enabled"),
         is_same=again is spark,
+        mine=spark._jvm.System.getProperty("mine"),
+        delta=failure(lambda: spark_log.session("late", delta=True)),
+        catalog=spark.conf.get("spark.sql.catalog.spark_catalog", None),
     )
 
 
@@ -347,6 +382,7 @@ JOBS = {
         lack,
         connect,
         delta,
+        outsiders,
         connect_table,
         session,
         delta_session,

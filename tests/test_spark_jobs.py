@@ -32,6 +32,11 @@ PATIENCE_SECONDS = 280
 
 def run_job(name: str, *arguments: object, **environment: str) -> Any:
     """Run a job to its end and return what it reported."""
+    return run_job_aloud(name, *arguments, **environment)[0]
+
+
+def run_job_aloud(name: str, *arguments: object, **environment: str) -> tuple[Any, str]:
+    """Run a job to its end and return what it reported, and what was on its standard error."""
     command = [sys.executable, str(JOB), name, *map(str, arguments)]
     done = subprocess.run(
         command,
@@ -41,7 +46,8 @@ def run_job(name: str, *arguments: object, **environment: str) -> Any:
         env=os.environ | environment,
     )
     assert done.returncode == 0, done.stderr[-5000:]
-    return json.loads(done.stdout) if done.stdout.strip() else None
+    lines = done.stdout.splitlines()  # Delta's VACUUM prints as well.
+    return (json.loads(lines[-1]) if lines else None), done.stderr
 
 
 def values(log: broker.Log, topic: str) -> Counter[bytes]:
@@ -347,7 +353,9 @@ def test_spark_connect_reads_and_writes(log: broker.Log) -> None:
 
 def test_the_session_helper_sets_what_is_needed(log: broker.Log) -> None:
     log.create_topic("out")
-    assert run_job("session", log.root) == {
+    found, errors = run_job_aloud("session", log.root)
+    assert "a session without Delta Lake is running" in found.pop("delta")
+    assert found == {
         "name": "helper",
         "master": "local[1]",
         "python": sys.executable,
@@ -355,8 +363,12 @@ def test_the_session_helper_sets_what_is_needed(log: broker.Log) -> None:
         "shuffle": "3",
         "ui": "false",
         "is_same": True,
+        "mine": "kept",
+        "catalog": None,
     }
     assert values(log, "out") == Counter([b"a"])
+    # What Spark says by itself, of its log level and of libraries that are not there.
+    assert " WARN " not in errors and "log level" not in errors, errors
 
 
 def test_the_session_helper_with_delta_has_its_catalog_its_sql_and_its_format(

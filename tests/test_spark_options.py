@@ -75,7 +75,12 @@ def test_exactly_one_valid_way_to_choose_topics(given: dict[str, str], text: str
             "soon",
             "startingOffsets='soon' is not earliest, latest, group or JSON",
         ),
+        ("startingOffsets", "", "startingOffsets='' is not earliest, latest, group or JSON"),
+        ("endingOffsets", " ", "endingOffsets=' ' is not earliest, latest or JSON"),
         ("startingOffsets", "{", "startingOffsets: Expected e.g."),
+        ("startingOffsets", '{"a":{"0":9223372036854775808}}', "startingOffsets: Expected e.g."),
+        ("startingTimestamp", "-5", "startingTimestamp: Expected a single long value"),
+        ("endingTimestamp", "9223372036854775808", "endingTimestamp: Expected a single long"),
         ("startingOffsets", '{"a":{"0":-3}}', "startingOffsets: Expected e.g."),
         ("startingOffsets", '{"a":{"0":1.5}}', "startingOffsets: Expected e.g."),
         ("startingOffsets", '{"a":[0]}', "startingOffsets: Expected e.g."),
@@ -209,6 +214,29 @@ def test_kafkas_own_options_are_ignored_with_one_warning(
     assert record.getMessage().endswith(
         "ignored: fetchOffset.numRetries, groupIdPrefix, kafka.bootstrap.servers"
     )
+
+
+def test_a_batch_read_says_once_which_options_mean_nothing_to_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options_module, "_warned", set())
+    limits = {
+        "maxOffsetsPerTrigger": "5",
+        "minOffsetsPerTrigger": "1",
+        "maxBytesPerTrigger": "9",
+        "maxTriggerDelay": "1s",
+    }
+    with caplog.at_level(logging.WARNING):
+        parse(groupId="g", **limits).check_streaming()
+        parse(groupId="g", startingOffsets="group").check_batch()
+        assert caplog.messages == []
+        for _ in range(2):
+            parse(groupId="g", **limits).check_batch()
+    assert caplog.messages == [
+        "a batch read has no triggers; ignored: maxBytesPerTrigger, maxOffsetsPerTrigger, "
+        "maxTriggerDelay, minOffsetsPerTrigger",
+        "a batch read publishes no position to a group; ignored: groupId",
+    ]
 
 
 def test_a_list_of_one_path_is_a_path_and_of_two_is_not() -> None:

@@ -232,6 +232,27 @@ def test_a_missing_topic_is_created_on_demand(log: broker.Log, root: Path) -> No
     assert values(log, "t") == values(log, "u") == [b"a"]
 
 
+def test_a_count_of_partitions_that_a_topic_does_not_have_is_said_to_be_ignored(
+    log: broker.Log, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.create_topic("two", partitions=2)
+    for count in (2, 7):
+        options = {"topic": "two", "createTopic": "true", "numPartitions": count}
+        write(root, "value string", {"value": ["a"]}, **options)
+    assert caplog.messages == [
+        "topic 'two' is there already, with 2 partitions and not 7; ignored: numPartitions"
+    ]
+
+
+def test_a_time_before_1970_is_refused_with_its_row(log: broker.Log, root: Path) -> None:
+    log.create_topic("t")
+    times = pa.array([0, None, -1], pa.timestamp("us", "UTC"))
+    with pytest.raises(broker.InvalidRecord, match="row 2 of column 'timestamp' .* 1969-12-31"):
+        write(root, "value string, timestamp timestamp",
+              {"value": ["a", "b", "c"], "timestamp": times}, topic="t")  # fmt: skip
+    assert values(log, "t") == []
+
+
 def test_a_missing_log_is_an_error_and_is_not_made(root: Path) -> None:
     with pytest.raises(broker.LogNotFound):
         make_writer(

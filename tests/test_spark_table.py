@@ -198,6 +198,11 @@ def test_wrong_arguments_are_said_at_once(spark: Any, log: broker.Log) -> None:
         spark_log.table(spark, log.root, "none")
     with pytest.raises(InvalidOption, match="milliseconds"):
         spark_log.table(spark, log.root, NAME, starting_timestamp=1.5)  # type: ignore[arg-type]
+    for wrong in ({"starting_timestamp": 10**18}, {"ending_timestamp": -1}):
+        with pytest.raises(InvalidOption, match="milliseconds since 1970, at most"):
+            spark_log.table(spark, log.root, NAME, **wrong)
+    far = spark_log.table(spark, log.root, NAME, ending_timestamp=((1 << 63) - 1) // 1000)
+    assert far.count() == log.describe_topic(NAME).record_count
 
 
 # Pruning.
@@ -336,6 +341,20 @@ def test_all_who_count_and_sum_agree(log: broker.Log) -> None:
     assert found["stream"] == expected, "a stream sees each record once, merged or not"
     assert found["bounds"] == [0, 149], "answered from the bounds in the Delta log"
     assert found["whole"] == 330
+
+
+def test_what_others_do_by_delta_lake_on_spark_is_mended_and_never_reaches_the_log(
+    log: broker.Log,
+) -> None:
+    seal(log, 100, 100)
+    expected = [200, sum(range(200)), 2 * sum(range(100))]
+    found = run_job("outsiders", log.root, log.table_path(NAME), NAME)
+    assert set(found) == {"optimize", "optimize_and_vacuum", "update", "constraint",
+                          "deletion_vectors", "append_only"}  # fmt: skip
+    for act, (by_log, by_delta) in found.items():
+        assert by_log == expected, act
+        assert by_delta == expected, act
+    assert log.verify().damage == ()
 
 
 def test_spark_connect_has_the_table_and_maintains(log: broker.Log) -> None:
