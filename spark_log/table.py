@@ -20,6 +20,8 @@ from spark_log import schema as schemas
 
 # Spark takes these for patterns of names, unless told not to.
 _GLOB = frozenset("*?[]{}\\")
+# The last millisecond of Spark's timestamps, which count microseconds.
+_TIME_MS_MAX = ((1 << 63) - 1) // 1000
 
 
 def table(
@@ -36,7 +38,8 @@ def table(
 
     Filters and the choice of columns reach the Parquet files: a filter on `timestamp`, `offset` or
     `partition` reads just the parts of files that may hold such records. The DataFrame stays what
-    it is for as long as files that were replaced are kept, `table.delete.delay.ms` (7 days).
+    it is for as long as files that were replaced are kept, `table.delete.delay.ms` (7 days). After
+    that Spark may say that a file does not exist: make the frame again.
 
     Args:
         spark: a session, classic or of Spark Connect.
@@ -69,8 +72,10 @@ def table(
 
 def _check_times(starting: int | None, ending: int | None) -> None:
     for name, value in (("starting_timestamp", starting), ("ending_timestamp", ending)):
-        if value is not None and type(value) is not int:
-            raise InvalidOption(f"{name}={value!r}: use whole milliseconds since 1970")
+        if value is not None and (type(value) is not int or not 0 <= value <= _TIME_MS_MAX):
+            raise InvalidOption(
+                f"{name}={value!r}: use whole milliseconds since 1970, at most {_TIME_MS_MAX}"
+            )
 
 
 def _may_hold(file: SealedFile, low: int | None, high: int | None) -> bool:
