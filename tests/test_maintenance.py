@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -22,6 +23,7 @@ import broker
 from broker import CorruptLog, MissingFile, OffsetOutOfRange, TopicPartition
 from broker.maintenance import keeping, sealing
 from broker.maintenance.keeping import Round
+from broker.maintenance.units import AnyUnit, Progress, Written, write_here
 from broker.naming import GARBAGE_AFTER_MS, NAMED_WITHIN_MS
 from broker.reader import TopicReader
 from broker.storage import AppendFile, LocalStorage
@@ -187,6 +189,41 @@ def test_look_ups_by_time_give_the_same_answers(log: broker.Log) -> None:
         assert [consumer.offsets_for_times({place: one}) for one in times] == before
 
 
+def test_a_look_up_by_time_opens_one_row_group_of_one_sealed_file(
+    log: broker.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("long", 1, config={"segment.bytes": 1 << 20, "retention.ms": -1})
+    count = 150_000  # More than one row group has.
+    for first in (0, count):
+        times = pa.array(range(first, first + count), pa.int64())
+        with log.producer() as producer:
+            producer.send_batch("long", pa.table({"value": pa.nulls(count), "timestamp": times}))
+        log.maintain("long", seal=True)
+    assert log.describe_topic("long").sealed_file_count == 2
+    opened: list[object] = []
+    groups: list[object] = []
+    open_file, read_group = pq.ParquetFile.__init__, pq.ParquetFile.read_row_group
+
+    def count_open(self: pq.ParquetFile, *given: object, **options: object) -> None:
+        opened.append(given)
+        open_file(self, *given, **options)
+
+    def count_read(self: pq.ParquetFile, group: int, **options: object) -> pa.Table:
+        groups.append(group)
+        return read_group(self, group, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "__init__", count_open)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", count_read)
+    place = TopicPartition("long", 0)
+    for time_ms in (0, 140_000, count, 2 * count - 1, 2 * count):
+        del opened[:], groups[:]
+        with log.consumer() as consumer:
+            found = consumer.offsets_for_times({place: time_ms})[place]
+        assert (found is None) == (time_ms == 2 * count)
+        assert found is None or found.offset == time_ms
+        assert len(opened) <= 1 and len(groups) <= 1, time_ms
+
+
 def test_a_consumer_goes_on_over_sealing_and_trimming(log: broker.Log) -> None:
     fill(log, 100)
     with log.consumer(NAME, auto_offset_reset="earliest") as consumer:
@@ -262,6 +299,27 @@ def test_what_does_not_fit_any_more_is_dropped(
     assert read(log) == before
     reader.close()
     topic.close()
+
+
+def test_files_that_took_too_long_to_be_named_are_dropped_and_made_again(
+    log: broker.Log, storage: LocalStorage, root: Path, clock: Clock
+) -> None:
+    fill(log, 100)
+    before = read(log)
+
+    def write_slowly(
+        reader: TopicReader, units: Sequence[AnyUnit], progress: Progress
+    ) -> Iterator[tuple[AnyUnit, Written]]:
+        for unit, written in write_here(reader, units, progress):
+            clock.ahead_ms = NAMED_WITHIN_MS + 1000
+            yield unit, written
+
+    done = Round(storage, NAME, 1, write=write_slowly).run(is_forced=True)
+    assert done.dropped_units == 1 and files(root, "sealed/partition=0") == []
+    assert log.describe_topic(NAME).sealed_ends == (0, 50), "the second was begun late"
+    assert read(log) == before
+    log.maintain(NAME, seal=True)
+    assert log.describe_topic(NAME).sealed_ends == (50, 50) and read(log) == before
 
 
 def test_only_one_maintains_at_a_time(log: broker.Log, storage: LocalStorage) -> None:
@@ -460,8 +518,6 @@ def test_a_disk_that_is_full_at_the_seal_has_its_room_back(log: broker.Log, root
 
 
 def test_many_partitions_are_sealed_and_trimmed(log: broker.Log) -> None:
-    import pyarrow as pa
-
     count = 120
     log.create_topic("wide", count, config=CONFIG)
     numbers = [number % count for number in range(3 * count)]
