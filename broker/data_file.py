@@ -29,6 +29,7 @@ class DataFile:
         self._stack = ExitStack()
         self._file: BinaryIO | None = None
         self._position = 0
+        self._is_finished = False
 
     def add(self, frame: Frame) -> FramePlace:
         """Write a frame; it may be named in a commit once `finish` has returned."""
@@ -54,14 +55,19 @@ class DataFile:
         """Make the file durable under its name."""
         self._file = None
         self._stack.close()
+        self._is_finished = self._position > 0
 
     def discard(self) -> None:
-        """Remove it, finished or not."""
+        """Remove it, finished or not.
+
+        One that could not be finished is left to be garbage, should it have got its name: the
+        store that has just failed is not asked again.
+        """
         if self._file is not None:
             self._file = None
             with contextlib.suppress(LogError, _Discarded):
                 self._stack.__exit__(_Discarded, _Discarded(), None)
-        elif self._position:
+        elif self._is_finished:
             self._storage.remove(f"{self._directory}/{self._name}")
 
 

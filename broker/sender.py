@@ -201,7 +201,7 @@ class Sender:
             if not frames:
                 unit.succeed(Appended(b"", time.time_ns() // 1_000_000, -1), False)
                 return
-            appended = self._commit(writer, _by_reference(writer.topic, frames), deadline)
+            appended = self._commit(writer, frames, deadline)
         except UnknownTopic as error:
             self._forget(unit.topic)
             self._fail(unit, error)
@@ -224,15 +224,18 @@ class Sender:
         self.metrics.add("record-error", unit.record_count)
         unit.fail(error)
 
-    def _commit(self, writer: TopicWriter, frames: list, deadline: float) -> Appended:  # type: ignore[type-arg]
+    def _commit(self, writer: TopicWriter, frames: Placed, deadline: float) -> Appended:
         """Try until it is committed, refused, or the deadline has passed."""
         author = writer.author()
+        placed: Placed | None = None  # Once it is written, every try names the same file.
         is_first = True
         is_unknown = False  # Whether one of the tries may have been carried out.
         while True:
             try:
+                if placed is None:
+                    placed = _by_reference(writer.topic, frames)
                 return writer.topic.append(
-                    frames,
+                    placed,
                     author,
                     timeout_ms=self._patience_ms(deadline),
                     durable=self._options.durability == "fsync",
@@ -262,7 +265,7 @@ class Sender:
                     ) from error
                 self._give_up.wait(_PAUSE_SECONDS)
             self.metrics.add("record-retry", sum(frame.record_count for _, frame in frames))
-            is_first = False
+            is_first = is_first and placed is None
 
     def _patience_ms(self, deadline: float) -> int:
         rest = max(0, int((deadline - time.monotonic()) * 1000))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any
 
 from broker.errors import StoreUnavailable
 from broker.storage.memory import MemoryStore
 from broker.storage.store import ObjectStore
 
-_REQUESTS = ("get", "put_new", "put", "stat", "entries", "delete", "delete_tree")
+_REQUESTS = ("get", "put_new", "put", "put_file", "stat", "entries", "delete", "delete_tree")
 
 
 class LossyStore:
@@ -56,11 +54,6 @@ class LossyStore:
             return answer
 
         return ask
-
-    @contextmanager
-    def stream(self, path: str) -> Iterator[BinaryIO]:
-        with self._store.stream(path) as file:
-            yield file
 
     def speak(self) -> None:
         """Answer again."""

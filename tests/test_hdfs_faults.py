@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import multiprocessing
 import os
 import random
@@ -16,12 +17,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hdfs_native
+import pyarrow as pa
 import pytest
 
 import broker
+from broker.log import Log
+from broker.storage import RemoteStorage
+from broker.storage.hdfs import HdfsStore
 from servers import HdfsCluster
 
 PLACE = broker.TopicPartition("t", 0)
+# Of so many bytes records are written to a file of their own, which the commit names.
+LARGE_BYTES = 1_200_000
+LARGE_EACH = 4
+# A journal file ends after some commits, and is merged.
+CONFIG = {"segment.bytes": 2500, "max.message.bytes": 2 << 20}
 # Sends numbered records one by one and writes down each one that was acknowledged.
 WRITER = """
 import sys, broker
@@ -42,14 +52,24 @@ def cluster(hdfs_cluster: HdfsCluster) -> Iterator[HdfsCluster]:
     hdfs_cluster.start_all()
 
 
+def elsewhere(root: str, patience_seconds: float = 60) -> Log:
+    """Open the log as another machine would: nothing of it is known here."""
+    return Log(RemoteStorage(HdfsStore(root, {}), patience_seconds=patience_seconds))
+
+
+def short(value: bytes | None) -> bytes:
+    assert value is not None
+    return value if len(value) < 100 else hashlib.sha256(value).digest()
+
+
 class Traffic:
-    """One who writes and one who reads, until told to stop; what they saw."""
+    """One who writes and one, elsewhere, who reads, until told to stop; what they saw."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._stop = threading.Event()
         self.sent: list[bytes] = []
-        self.seen: list[bytes | None] = []
+        self.seen: list[bytes] = []
         self.errors: list[BaseException] = []
         works = (self._write, self._read)
         self._threads = [threading.Thread(target=self._guard, args=(work,)) for work in works]
@@ -81,37 +101,50 @@ class Traffic:
     def _write(self) -> None:
         with broker.open(self._root).producer(delivery_timeout_ms=180_000) as producer:
             while not self._stop.is_set():
-                value = b"%d" % len(self.sent)
-                producer.send("t", value, partition=0).get(200)
-                self.sent.append(value)
+                number = len(self.sent)
+                value = b"%d" % number
+                if number % LARGE_EACH == 0:
+                    value += os.urandom(LARGE_BYTES)
+                    table = pa.table({"value": pa.array([value], pa.binary())})
+                    producer.send_batch("t", table).result(200)
+                else:
+                    producer.send("t", value, partition=0).get(200)
+                self.sent.append(short(value))
 
     def _read(self) -> None:
         options = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-        with broker.open(self._root).consumer(**options) as consumer:
+        with elsewhere(self._root).consumer(**options) as consumer:
             consumer.assign([PLACE])
             while self._threads[0].is_alive() or len(self.seen) < len(self.sent):
                 for records in consumer.poll(timeout_ms=500).values():
-                    self.seen += [record.value for record in records]
+                    self.seen += [short(record.value) for record in records]
 
 
 @pytest.fixture
 def root(cluster: HdfsCluster) -> str:
     made = f"{cluster.address}/{uuid.uuid4().hex}"
-    broker.open(made).create_topic("t", partitions=1)
+    broker.open(made).create_topic("t", partitions=1, config=CONFIG)
     return made
 
 
-def check(root: str, sent: list[bytes]) -> None:
-    log = broker.open(root)
+def read(log: Log) -> list[bytes]:
+    found: list[bytes] = []
     with log.consumer(auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
         consumer.assign([PLACE])
         end = consumer.end_offsets([PLACE])[PLACE]
-        found: list[bytes | None] = []
         while consumer.position(PLACE) < end:
             for records in consumer.poll(timeout_ms=1000).values():
-                found += [record.value for record in records]
-    assert found == sent
+                found += [short(record.value) for record in records]
+    return found
+
+
+def check(root: str, sent: list[bytes]) -> None:
+    log = elsewhere(root)
+    assert read(log) == sent
     assert not log.verify().damage
+    names = [entry.name for entry in HdfsStore(root, {}).entries("topics/t/1/journal")]
+    assert [name for name in names if name.endswith(".log")], "no file was merged"
+    assert len(HdfsStore(root, {}).entries("topics/t/1/data")) >= len(sent) // LARGE_EACH
 
 
 def test_all_datanodes_but_one_die_under_a_writer_and_a_reader(
@@ -125,6 +158,53 @@ def test_all_datanodes_but_one_die_under_a_writer_and_a_reader(
     assert not traffic.errors
     assert traffic.seen == traffic.sent
     check(root, traffic.sent)
+
+
+def test_a_large_batch_is_written_though_a_datanode_has_just_died(
+    cluster: HdfsCluster, root: str
+) -> None:
+    """The name node still believes in it, and hands it out."""
+    with elsewhere(root).producer() as producer:
+        cluster.kill_datanode(0)
+        for value in (b"a", b"b"):
+            table = pa.table({"value": [value * LARGE_BYTES]})
+            producer.send_batch("t", table).result(120)
+    assert read(elsewhere(root)) == [short(value * LARGE_BYTES) for value in (b"a", b"b")]
+
+
+def test_a_task_of_spark_stages_and_history_is_sealed_though_a_datanode_has_just_died(
+    cluster: HdfsCluster, root: str
+) -> None:
+    log = elsewhere(root)
+    cluster.kill_datanode(1)
+    stage = log.stage("t")
+    stage.write(pa.table({"value": [b"a" * LARGE_BYTES, b"b"]}))
+    log.commit_staged("t", [stage.finish()])
+    stage.close()
+    cluster.start_datanode(1)
+    cluster.kill_datanode(2)
+    log.maintain("t", seal=True)
+    assert log.describe_topic("t").sealed_ends == (2,)
+    assert read(elsewhere(root)) == [short(b"a" * LARGE_BYTES), b"b"]
+
+
+def test_without_any_datanode_all_say_so_and_go_on_when_one_is_back(
+    cluster: HdfsCluster, root: str
+) -> None:
+    log, reader = elsewhere(root, patience_seconds=3), elsewhere(root, patience_seconds=3)
+    with log.producer(delivery_timeout_ms=1000, request_timeout_ms=500) as producer:
+        producer.send("t", b"a").get(60)
+        for number in range(3):
+            cluster.kill_datanode(number)
+        lost = producer.send("t", b"b")
+        with pytest.raises(broker.LogError, match="name node answers, but no datanode does"):
+            read(reader)
+        with pytest.raises(broker.LogError, match="name node answers, but no datanode does"):
+            lost.get(120)
+        cluster.start_datanode(0)
+        assert producer.send("t", b"c").get(120)
+    assert read(reader) == read(elsewhere(root)) == [b"a", b"c"]
+    assert not elsewhere(root).verify().damage
 
 
 def test_the_name_node_is_restarted_under_a_writer_and_a_reader(

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import deltalake
 import pyarrow as pa
@@ -17,6 +18,7 @@ import broker
 from broker import batch
 from broker.boot import boot_seconds
 from broker.commit import Author
+from broker.errors import StoreUnavailable
 from broker.ledger import new_token
 from broker.log import Log
 from broker.storage import pieces, remote
@@ -28,6 +30,7 @@ from broker.topic import Topic
 from servers import HdfsCluster, S3Server
 
 SMALL = {"segment.bytes": 900, "checkpoint.commits": 4}
+LARGE = [bytes([number]) * 600_000 for number in (1, 2)]
 
 
 @pytest.fixture(params=["memory", "hdfs", "s3"])
@@ -77,14 +80,36 @@ def workload(log: Log) -> dict[int, list[bytes | None]]:
         producer.send("t", b"both", partition=0)
         producer.send("t", b"both", partition=1)
         producer.commit_transaction()
+    with log.producer() as producer:
+        # So large that it goes to a file of its own, which the commit names.
+        table = pa.table({"value": LARGE, "partition": [1, 1]})
+        producer.send_batch("t", table).result(20)
     log.alter_topic("t", {"retention.ms": -1})
     log.delete_records({broker.TopicPartition("t", 0): 1})
     with log.producer() as producer:
         producer.send("t", b"last", partition=0).get(20)
     return {
         0: [b"2", b"4", b"6", b"both", b"last"],
-        1: [b"1", b"3", b"5", b"7", b"both"],
+        1: [b"1", b"3", b"5", b"7", b"both", *LARGE],
     }
+
+
+def upkeep(log: Log) -> dict[int, list[bytes | None]]:
+    """Do one of everything that others do for a topic; return what must be there."""
+    log.create_topic("gone", partitions=1)
+    log.delete_topic("gone")
+    log.create_topic("t", partitions=1, config={"cleanup.policy": "compact", "seal.bytes": 1})
+    stage = log.stage("t")
+    stage.write(pa.table({"key": ["a", "b", "a"], "value": ["a1", "b1", "a2"]}))
+    log.commit_staged("t", [stage.finish()], ("job", 1))
+    stage.close()
+    log.maintain("t", seal=True)
+    log.publish_positions("g", {broker.TopicPartition("t", 0): 2})
+    assert log.group_positions("g") == {broker.TopicPartition("t", 0): 2}
+    assert log.topics() == ["t"]
+    described = log.describe_topic("t")
+    assert (described.sealed_ends, described.record_count) == ((3,), 2), "not compacted"
+    return {0: [b"b1", b"a2"]}
 
 
 def test_a_log_on_a_store_is_read_as_it_was_written(store: ObjectStore) -> None:
@@ -95,17 +120,54 @@ def test_a_log_on_a_store_is_read_as_it_was_written(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_an_answer_that_is_lost_at_any_request_neither_loses_nor_doubles(after: bool) -> None:
+@pytest.mark.parametrize("work", [workload, upkeep])
+def test_an_answer_that_is_lost_at_any_request_neither_loses_nor_doubles(
+    work: Callable[[Log], dict[int, list[bytes | None]]], after: bool
+) -> None:
     counting = LossyStore(fresh_store(uuid.uuid4().hex))
-    workload(open_on(counting))
+    work(open_on(counting))
     total = counting.count
     assert total > 60
-    for number in range(total):
+    assert "put_file" in {name for name, _ in counting.requests}
+
+    def lose(number: int) -> None:
         lossy = LossyStore(fresh_store(uuid.uuid4().hex), at=number, after=after)
-        expected = workload(open_on(lossy))
+        expected = work(open_on(lossy))
         log = open_on(lossy)
         assert values(log) == expected, f"answer {number} of {total} lost"
         assert not log.verify().damage
+
+    # Most of the time they wait before they ask again.
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lose, range(total)))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_rename_that_hdfs_was_asked_for_twice_is_an_unknown_outcome(
+    hdfs_cluster: HdfsCluster, overwrite: bool
+) -> None:
+    """The driver repeats a request whose answer got lost; then the temporary file is gone."""
+    store = HdfsStore(f"{hdfs_cluster.address}/{uuid.uuid4().hex}", {})
+    temporary = store._write_aside("a", lambda: [b"1", b"2"])
+    store._rename(temporary, "a", overwrite=overwrite)
+    with pytest.raises(StoreUnavailable, match="asked for twice"):
+        store._rename(temporary, "b", overwrite=overwrite)
+    assert store.get("a") == b"12"
+
+
+def test_a_file_that_is_written_piece_by_piece_appears_when_it_is_whole(
+    store: ObjectStore,
+) -> None:
+    storage = RemoteStorage(LossyStore(store), patience_seconds=5)
+    with storage.create_stream("d/a") as file:
+        file.write(b"1")
+        assert storage.list("d") == []
+        file.write(b"2")
+    assert storage.read("d/a") == b"12"
+    with pytest.raises(ValueError), storage.create_stream("d/b") as file:
+        file.write(b"1")
+        raise ValueError
+    assert storage.list("d") == ["a"]
 
 
 def run_all(works: list[Callable[[], None]]) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, ClassVar, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -38,6 +38,7 @@ _DEFAULTS = {
 # Until the name node knows that a datanode is dead, it may hand it out again.
 _WRITE_TRIES = 20
 _WRITE_PAUSE_SECONDS = 1.0
+_BLOCK_BYTES = 4 << 20
 
 
 class HdfsStore:
@@ -85,45 +86,13 @@ class HdfsStore:
             return None
 
     def put_new(self, path: str, data: bytes) -> None:
-        temporary = self._write_aside(path, data)
-        try:
-            self._ask(
-                path, lambda client: client.rename(temporary, self._path(path), overwrite=False)
-            )
-        except FileExistsError:
-            self._delete_quietly(temporary)
-            raise AlreadyExists(f"{self.locate(path)} exists already") from None
-        except FileNotFoundError:
-            # The rename was carried out and its answer lost: the client asked a second time.
-            raise StoreUnavailable(f"{self.locate(path)}: the rename was asked for twice") from None
-        except StoreUnavailable:
-            raise
-        except StorageError:
-            self._delete_quietly(temporary)
-            raise
+        self._rename(self._write_aside(path, lambda: [data]), path, overwrite=False)
 
     def put(self, path: str, data: bytes) -> None:
-        temporary = self._write_aside(path, data)
-        self._ask(path, lambda client: client.rename(temporary, self._path(path), overwrite=True))
+        self._rename(self._write_aside(path, lambda: [data]), path, overwrite=True)
 
-    @contextlib.contextmanager
-    def stream(self, path: str) -> Iterator[BinaryIO]:
-        temporary = self._temporary(path)
-        writer = self._ask(path, lambda client: client.create(temporary, _new_file()))
-        counted = _Counted(writer)
-        try:
-            yield counted  # type: ignore[misc]
-            self._ask(path, lambda client: writer.close())
-            self._ask(
-                path, lambda client: client.rename(temporary, self._path(path), overwrite=False)
-            )
-        except FileExistsError:
-            self._delete_quietly(temporary)
-            raise AlreadyExists(f"{self.locate(path)} exists already") from None
-        except BaseException:
-            _let_go(writer)
-            self._delete_quietly(temporary)
-            raise
+    def put_file(self, path: str, file: BinaryIO) -> None:
+        self._rename(self._write_aside(path, lambda: _blocks(file)), path, overwrite=False)
 
     def stat(self, path: str) -> Entry | None:
         try:
@@ -163,17 +132,35 @@ class HdfsStore:
     def close(self) -> None:
         self._clients.clear()
 
-    def _write_aside(self, path: str, data: bytes) -> str:
+    def _rename(self, temporary: str, path: str, *, overwrite: bool) -> None:
+        try:
+            self._ask(
+                path, lambda client: client.rename(temporary, self._path(path), overwrite=overwrite)
+            )
+        except FileExistsError:
+            self._delete_quietly(temporary)
+            raise AlreadyExists(f"{self.locate(path)} exists already") from None
+        except FileNotFoundError:
+            # The rename was carried out and its answer lost: the client asked a second time.
+            raise StoreUnavailable(f"{self.locate(path)}: the rename was asked for twice") from None
+        except StoreUnavailable:
+            raise
+        except StorageError:
+            self._delete_quietly(temporary)
+            raise
+
+    def _write_aside(self, path: str, blocks: Callable[[], Iterable[bytes]]) -> str:
         """Write a temporary file; another one if a datanode died under the first."""
         for rest in reversed(range(_WRITE_TRIES)):
             temporary = self._temporary(path)
             try:
-                self._ask(path, lambda client, to=temporary: _write(client, to, data))  # type: ignore[misc]
+                self._ask(path, lambda client, to=temporary: _write(client, to, blocks()))  # type: ignore[misc]
                 return temporary
-            except StoreUnavailable:
+            except (StoreUnavailable, FileExistsError, FileNotFoundError) as error:
+                # A name that was asked for twice, or a folder that was removed meanwhile.
                 self._delete_quietly(temporary)
                 if not rest:
-                    raise
+                    raise _translate(error, self.locate(path)) from error
                 time.sleep(_WRITE_PAUSE_SECONDS)
         raise AssertionError("the last try returned or raised")
 
@@ -259,40 +246,6 @@ class _Client:
 os.register_at_fork(before=_Client.hold_all, after_in_parent=_Client.release_all)
 
 
-class _Counted:
-    """A file in the making that knows how much it has taken, as writers of Parquet ask."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self._count = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        # The driver takes anything but bytes apart one by one, which is twenty times as slow.
-        whole = data if type(data) is bytes else bytes(data)
-        self._writer.write(whole)
-        self._count += len(whole)
-        return len(whole)
-
-    def tell(self) -> int:
-        return self._count
-
-    def flush(self) -> None:
-        """All that counts is done when the file is closed."""
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Whoever made this closes the file itself."""
-
-
 def _let_go(writer: Any) -> None:
     """Forget a writer that failed, elsewhere: the client completes its file, which may take long.
 
@@ -306,13 +259,24 @@ def _new_file() -> hdfs_native.WriteOptions:
     return hdfs_native.WriteOptions(overwrite=False, create_parent=True)
 
 
-def _write(client: hdfs_native.Client, path: str, data: bytes) -> None:
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield bytes: any other buffer the driver takes apart one by one, twenty times as slow."""
+    file.seek(0)
+    while block := file.read(_BLOCK_BYTES):
+        yield block
+
+
+def _write(client: hdfs_native.Client, path: str, blocks: Iterable[bytes]) -> None:
     writer = client.create(path, _new_file())
     try:
-        writer.write(data)
+        for block in blocks:
+            writer.write(block)
         writer.close()
-    except BaseException:
+    except BaseException as error:
         _let_go(writer)
+        # The error must not hold it: a child forked meanwhile would wait for it without end.
+        del writer
+        error.__traceback__ = None
         raise
 
 
@@ -323,7 +287,10 @@ def _entry(status: Any) -> Entry:
 
 def _translate(error: Exception, address: str) -> StorageError:
     """Turn the client's error into ours: what, where, and what to do."""
-    text = str(error).partition("\n")[0].strip()
+    if isinstance(error, StorageError):
+        return error
+    # The name node sends its stack along, in which lines end as they do in Java and in Rust.
+    text = str(error).partition("\n")[0].partition("\\n")[0].strip()
     if isinstance(error, PermissionError) or "AccessControlException" in text:
         return StorageError(
             f"not allowed to write or read {address} as {_user()}: {text}; check its owner, or "
@@ -331,7 +298,16 @@ def _translate(error: Exception, address: str) -> StorageError:
         )
     if "SafeMode" in text:
         return StoreUnavailable(f"{address}: the name node is in safe mode; waiting for it")
+    if any(sign in text for sign in _NO_DATANODE):
+        return StoreUnavailable(
+            f"{address}: the name node answers, but no datanode does that could hold or take this; "
+            f"start the datanodes: {text}"
+        )
     return StoreUnavailable(f"{address}: HDFS does not answer: {text}")
+
+
+# What the client says, and what the name node says.
+_NO_DATANODE = ("All DataNodes failed", "could only be written to 0 of")
 
 
 def _user() -> str:

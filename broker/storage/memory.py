@@ -5,11 +5,8 @@ For tests: nothing that is kept here outlives the process, and no other process 
 
 from __future__ import annotations
 
-import io
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import BinaryIO
 
 from broker.errors import AlreadyExists, StorageError
@@ -78,11 +75,9 @@ class MemoryStore:
         with self._lock:
             self._contents.put(path, bytes(data))
 
-    @contextmanager
-    def stream(self, path: str) -> Iterator[BinaryIO]:
-        buffer = io.BytesIO()
-        yield buffer
-        self.put_new(path, buffer.getvalue())
+    def put_file(self, path: str, file: BinaryIO) -> None:
+        file.seek(0)
+        self.put_new(path, file.read())
 
     def stat(self, path: str) -> Entry | None:
         with self._lock:

@@ -31,6 +31,7 @@ from broker.errors import (
 )
 from broker.storage.locks import LeaseLock, NoLock
 from broker.storage.pieces import FOLDER_SUFFIX, GRACE_MS, PieceFile, RangeFile
+from broker.storage.spool import Spool
 from broker.storage.store import Entry, ObjectStore
 from broker.storage.temporary import TEMPORARY
 from broker.storage.watch import Pause
@@ -124,9 +125,23 @@ class RemoteStorage:
 
     @contextmanager
     def create_stream(self, path: str) -> Iterator[BinaryIO]:
-        """Write a file piece by piece; it appears when the block ends without error."""
-        with self._store.stream(path) as file:
-            yield file
+        """Write a file piece by piece; it appears when the block ends without error.
+
+        It is written here first: should the store fail in the middle, all of it is put again.
+        """
+        with Spool() as spool:
+            yield spool  # type: ignore[misc]
+            spool.flush()
+            self._put_file(path, spool)
+
+    def _put_file(self, path: str, spool: Spool) -> None:
+        try:
+            self._ask(lambda: self._store.put_file(path, spool.file))
+        except AlreadyExists:
+            # By ourselves, when we asked before and were not answered: no other uses this name.
+            entry = self._ask(lambda: self._store.stat(path))
+            if entry is None or entry.size != spool.tell():
+                raise
 
     @contextmanager
     def guard(self, path: str) -> Iterator[None]:

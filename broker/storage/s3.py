@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -86,22 +87,8 @@ class S3Store:
     def put(self, path: str, data: bytes) -> None:
         self._ask(path, lambda system: system.pipe_file(self._full(path), data))
 
-    @contextlib.contextmanager
-    def stream(self, path: str) -> Iterator[BinaryIO]:
-        # Only for names that nobody else makes: an upload in parts replaces what is there.
-        file = self._ask(
-            path,
-            lambda system: system.open(
-                self._full(path), "wb", block_size=_PART_BYTES, autocommit=False
-            ),
-        )
-        try:
-            yield file
-            self._ask(path, lambda system: (file.close(), file.commit()))
-        except BaseException:
-            with contextlib.suppress(Exception):
-                file.discard()
-            raise
+    def put_file(self, path: str, file: BinaryIO) -> None:
+        self._ask(path, lambda system: _upload(system, self._full(path), file))
 
     def stat(self, path: str) -> Entry | None:
         # Not `info`, which lists where there is no such object.
@@ -219,6 +206,20 @@ class S3Store:
         if code == "NoSuchBucket":
             return StorageError(f"{address}: there is no bucket {self._bucket!r}; create it first")
         return StoreUnavailable(f"{address}: the store does not answer: {text}")
+
+
+def _upload(system: s3fs.S3FileSystem, full_path: str, file: BinaryIO) -> None:
+    """Put a file in parts; what is there under its name is replaced."""
+    file.seek(0)
+    upload = system.open(full_path, "wb", block_size=_PART_BYTES, autocommit=False)
+    try:
+        shutil.copyfileobj(file, upload, _PART_BYTES)
+        upload.close()
+        upload.commit()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            upload.discard()
+        raise
 
 
 _REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "Forbidden")

@@ -8,7 +8,6 @@ answer, so that the request may or may not have been carried out; `StorageError`
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import BinaryIO, NamedTuple, Protocol
 
 from broker.errors import StorageError
@@ -44,8 +43,11 @@ class ObjectStore(Protocol):
     def put(self, path: str, data: bytes) -> None:
         """Put an object, replacing what is there."""
 
-    def stream(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Write a new object piece by piece; it appears when the block ends without error."""
+    def put_file(self, path: str, file: BinaryIO) -> None:
+        """Put all of a local file, under a name that nobody else makes.
+
+        May be asked again, then from the file's beginning.
+        """
 
     def stat(self, path: str) -> Entry | None:
         """Return what is known of an object; None if it is absent."""
