@@ -62,6 +62,38 @@ def test_a_port_where_nobody_listens(kind: str) -> None:
     assert f"{root}: nobody answers at {place}" in line and "check the address" in line
 
 
+def test_an_hdfs_without_a_port_is_looked_for_at_hadoops_own() -> None:
+    line = refuse("hdfs://127.0.0.1/x", {"HADOOP_CONF_DIR": "", "HADOOP_HOME": ""})
+    assert "hdfs://127.0.0.1:8020/x: " in line, line
+
+
+def test_a_name_service_is_left_to_hadoops_configuration(tmp_path: Path) -> None:
+    place = f"127.0.0.1:{free_port()}"
+    settings = {
+        "dfs.nameservices": "mine",
+        "dfs.ha.namenodes.mine": "one",
+        "dfs.namenode.rpc-address.mine.one": place,
+    }
+    (tmp_path / "hdfs-site.xml").write_text(
+        "<configuration>"
+        + "".join(
+            f"<property><name>{name}</name><value>{value}</value></property>"
+            for name, value in settings.items()
+        )
+        + "</configuration>"
+    )
+    script = "import sys, broker.storage.hdfs as h; print(h.HdfsStore(sys.argv[1], {}).root)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "hdfs://mine/x"],
+        env={**os.environ, "HADOOP_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SOON_SECONDS,
+    )
+    assert done.stdout == "hdfs://mine/x\n"
+
+
 def test_a_bucket_that_does_not_exist(s3_server: S3Server) -> None:
     line = refuse("s3://no-such-bucket/x", endpoint_of(s3_server))
     assert "there is no bucket 'no-such-bucket'; create it first" in line

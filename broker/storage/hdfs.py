@@ -17,7 +17,8 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, ClassVar, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
+from xml.etree import ElementTree
 
 import hdfs_native
 
@@ -39,14 +40,16 @@ _DEFAULTS = {
 _WRITE_TRIES = 20
 _WRITE_PAUSE_SECONDS = 1.0
 _BLOCK_BYTES = 4 << 20
+# Where Hadoop's name nodes listen unless told otherwise.
+_PORT = 8020
 
 
 class HdfsStore:
     """One folder of an HDFS.
 
     Args:
-        address: `hdfs://host:port/folder`, or `hdfs://nameservice/folder` with Hadoop's own
-            configuration in `HADOOP_CONF_DIR`.
+        address: `hdfs://host:port/folder`, where the port may be left out if it is 8020, or
+            `hdfs://nameservice/folder` with Hadoop's own configuration in `HADOOP_CONF_DIR`.
         options: `dfs.*` settings of the client; `poll.ms`.
     """
 
@@ -61,12 +64,12 @@ class HdfsStore:
         rest = dict(options)
         self.poll_seconds = float(rest.pop("poll.ms", 100)) / 1000
         self._folder = unquote(parts.path).rstrip("/")
-        self._server = f"hdfs://{parts.netloc}"
-        self.root = f"{self._server}{self._folder}"
         user = rest.pop("user", None)
         if user is not None:
             os.environ["HADOOP_USER_NAME"] = user
         self._settings = {**_DEFAULTS, **rest}
+        self._server = f"hdfs://{_name_node(parts, self._settings)}"
+        self.root = f"{self._server}{self._folder}"
         self._clients: dict[int, _Client] = {}
         self._lock = threading.Lock()
 
@@ -253,6 +256,37 @@ def _let_go(writer: Any) -> None:
     """
     held = [writer]
     threading.Thread(target=held.clear, name="spark-log-hdfs", daemon=True).start()
+
+
+def _name_node(parts: SplitResult, settings: Mapping[str, str]) -> str:
+    """Return `host:port`, or a name whose name nodes Hadoop's own configuration knows.
+
+    For any other name without a port the client would look for a minute, and find nothing.
+    """
+    try:
+        has_port = parts.port is not None
+    except ValueError as error:
+        raise InvalidOption(f"{parts.geturl()}: {error}; write hdfs://host:port/folder") from None
+    name_nodes = f"dfs.ha.namenodes.{parts.netloc}"
+    if has_port or name_nodes in settings or name_nodes in _configured():
+        return parts.netloc
+    return f"{parts.netloc}:{_PORT}"
+
+
+def _configured() -> set[str]:
+    """Return the names of what is set where the client looks for Hadoop's own configuration."""
+    home = os.environ.get("HADOOP_HOME")
+    folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
+    names: set[str] = set()
+    for file in ("core-site.xml", "hdfs-site.xml") if folder else ():
+        try:
+            root = ElementTree.parse(f"{folder}/{file}").getroot()
+        except FileNotFoundError:
+            continue
+        except (OSError, ElementTree.ParseError) as error:
+            raise InvalidOption(f"{folder}/{file} cannot be read: {error}") from error
+        names.update((one.findtext("name") or "").strip() for one in root.iter("property"))
+    return names
 
 
 def _new_file() -> hdfs_native.WriteOptions:
