@@ -80,15 +80,15 @@ class S3Store:
 
     def put_new(self, path: str, data: bytes) -> None:
         try:
-            self._ask(path, lambda system: system.pipe_file(self._full(path), data, mode="create"))
+            self._tell(path, lambda system: system.pipe_file(self._full(path), data, mode="create"))
         except FileExistsError:
             raise AlreadyExists(f"{self.locate(path)} exists already") from None
 
     def put(self, path: str, data: bytes) -> None:
-        self._ask(path, lambda system: system.pipe_file(self._full(path), data))
+        self._tell(path, lambda system: system.pipe_file(self._full(path), data))
 
     def put_file(self, path: str, file: BinaryIO) -> None:
-        self._ask(path, lambda system: _upload(system, self._full(path), file))
+        self._tell(path, lambda system: _upload(system, self._full(path), file))
 
     def stat(self, path: str) -> Entry | None:
         # Not `info`, which lists where there is no such object.
@@ -129,6 +129,13 @@ class S3Store:
     def close(self) -> None:
         self._systems.clear()
 
+    def _tell(self, path: str, request: Callable[[s3fs.S3FileSystem], object]) -> None:
+        """Write something: that anything is absent is then no answer."""
+        try:
+            self._ask(path, request)
+        except FileNotFoundError as error:
+            raise self.translate(error, path) from error
+
     def _ask(self, path: str, request: Callable[[s3fs.S3FileSystem], Answer]) -> Answer:
         try:
             return request(self._system())
@@ -141,6 +148,9 @@ class S3Store:
                 ) from error
             raise
         except (OSError, BotoCoreError, ClientError, TimeoutError) as error:
+            if _code(error) in _TAKEN:
+                # s3fs knows it only by an element of the answer that some stores leave out.
+                raise FileExistsError(path) from error
             raise self.translate(error, path) from error
 
     def _system(self) -> s3fs.S3FileSystem:
@@ -191,8 +201,7 @@ class S3Store:
     def translate(self, error: Exception, path: str) -> StorageError:
         """Turn the client's error into ours: what, where, and what to do."""
         address = self.locate(path)
-        cause: Any = error if isinstance(error, ClientError) else error.__cause__
-        code = cause.response.get("Error", {}).get("Code", "") if _is_answer(cause) else ""
+        code = _code(error)
         text = " ".join(str(error).split())
         if isinstance(error, NoCredentialsError) or "Unable to locate credentials" in text:
             return StorageError(
@@ -205,6 +214,8 @@ class S3Store:
             )
         if code == "NoSuchBucket":
             return StorageError(f"{address}: there is no bucket {self._bucket!r}; create it first")
+        if code in _MET:
+            return StoreUnavailable(f"{address}: others wrote at the same time: {text}")
         return StoreUnavailable(f"{address}: the store does not answer: {text}")
 
 
@@ -225,8 +236,18 @@ def _upload(system: s3fs.S3FileSystem, full_path: str, file: BinaryIO) -> None:
 _REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "Forbidden")
 
 
-def _is_answer(cause: object) -> bool:
-    return isinstance(cause, ClientError)
+# The condition of a put does not hold: the name is taken.
+_TAKEN = ("PreconditionFailed", "412")
+# Two puts met; which of them was carried out, if any, is seen by asking again.
+_MET = ("ConditionalRequestConflict", "OperationAborted", "409")
+
+
+def _code(error: Exception) -> str:
+    """Return the store's own word for what went wrong; none if it did not answer."""
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    if not isinstance(cause, ClientError):
+        return ""
+    return str(cause.response.get("Error", {}).get("Code", ""))
 
 
 def _arguments(options: dict[str, str]) -> dict[str, Any]:
