@@ -8,6 +8,9 @@ import tempfile
 
 from servers import HdfsCluster, ServerError
 
+# Hadoop's own, and that of the examples in the README.
+PORT = 8020
+
 
 def main() -> int:
     """Run a cluster until Ctrl-C, and say how to use it."""
@@ -17,7 +20,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="spark-log-hdfs-") as directory:
         print("Starting HDFS: a name node and 3 datanodes …", flush=True)
         try:
-            with HdfsCluster.start(directory) as cluster:
+            with HdfsCluster.start(directory, port=PORT) as cluster:
                 print(_welcome(cluster, directory), flush=True)
                 signal.pause()
         except KeyboardInterrupt:
@@ -30,8 +33,10 @@ def main() -> int:
 
 def _welcome(cluster: HdfsCluster, directory: str) -> str:
     processes = ", ".join(f"{id} ({name})" for name, id in cluster.process_ids().items())
+    moved = "" if cluster.port == PORT else f"Port {PORT} is taken, so this is another one.\n"
     return f"""\
-HDFS is ready at {cluster.address}; its data and logs are in {directory}. In another terminal:
+{moved}HDFS is ready at {cluster.address}; its data and logs are in {directory}.
+In another terminal:
 
   export LOG_ROOT={cluster.address}/log SPARK_LOG_ROOT={cluster.address}/log
   make demo

@@ -94,9 +94,10 @@ def wait_until(
         time.sleep(_POLL_SECONDS)
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nothing listens."""
-    for port in random.sample(_PORTS, k=100):
+def free_port(wanted: int | None = None) -> int:
+    """Return a port of 127.0.0.1 on which nothing listens: the wanted one, if it is free."""
+    first = [] if wanted is None else [wanted]
+    for port in first + random.sample(_PORTS, k=100):
         with socket.socket() as candidate:
             candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -77,10 +77,14 @@ class HdfsCluster:
     """A running HDFS. Made by `start`; a `with` statement stops it."""
 
     def __init__(
-        self, directory: Path, datanodes: int, settings: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        datanodes: int,
+        settings: Mapping[str, str] | None = None,
+        port: int | None = None,
     ) -> None:
         """Use `start`: this only writes the settings down."""
-        self.port = free_port()
+        self.port = free_port(port)
         self._http_port = free_port()
         self._directory = directory
         self._settings = {**_SETTINGS, **(settings or {})}
@@ -94,14 +98,21 @@ class HdfsCluster:
 
     @classmethod
     def start(
-        cls, directory: str | Path, datanodes: int = 3, settings: Mapping[str, str] | None = None
+        cls,
+        directory: str | Path,
+        datanodes: int = 3,
+        settings: Mapping[str, str] | None = None,
+        port: int | None = None,
     ) -> HdfsCluster:
         """Start a new, empty HDFS in a directory and wait until all of it is ready.
+
+        Args:
+            port: of the name node, if it is free; else any.
 
         Raises:
             ServerError: the jars cannot be had, or a process did not start.
         """
-        cluster = cls(Path(directory).resolve(), datanodes, settings)
+        cluster = cls(Path(directory).resolve(), datanodes, settings, port)
         try:
             cluster._format()
             cluster.start_all()

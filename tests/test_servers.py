@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 import s3fs
 
 from servers import Children, HdfsCluster, S3Server, ServerError, hadoop_jars
-from servers.children import wait_until
+from servers.children import free_port, wait_until
 
 PATIENCE_SECONDS = 60
 _STARTER = """
@@ -124,6 +125,27 @@ def test_children_die_with_the_process_that_started_them(
     while is_running(child):
         assert time.monotonic() < limit, "the child outlived its starter"
         time.sleep(0.02)
+
+
+def test_a_wanted_port_is_taken_only_if_it_is_free() -> None:
+    wanted = free_port()
+    assert free_port(wanted) == wanted
+    with socket.create_server(("127.0.0.1", wanted)):
+        assert free_port(wanted) != wanted
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(900)
+def test_the_demo_runs_on_hdfs_and_finds_nothing_lost_or_doubled(hdfs_cluster: HdfsCluster) -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/demo.py"],
+        env={**os.environ, "LOG_ROOT": f"{hdfs_cluster.address}/demo"},
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_a_server_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
