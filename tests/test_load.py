@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,6 +24,7 @@ import pyarrow.parquet
 import pytest
 
 import broker
+from broker.cli.jobs import Meter
 from pipelines.failure import JobFailed
 from pipelines.load import Load, Loaded, load
 from pipelines.plan import TOPIC as PLANS
@@ -162,6 +166,43 @@ def test_a_chunk_that_fails_adds_nothing_and_is_loaded_when_it_is_mended(
     done = run(spark, log, files, "json", chunk_bytes=1)
     assert (done.record_count, done.known_file_count) == (2, 1)
     assert values(log) == [b'{"a": 1}', b'{"a": 2}', b'{"a": 3}']
+
+
+def test_a_bar_shows_on_a_terminal_how_much_of_the_files_is_loaded(
+    spark: Any, log: broker.Log, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (files / f"{number}.json").write_text('{"a": 1}\n' * 1000)
+    main, other = pty.openpty()
+    parts: list[bytes] = []
+    reader = threading.Thread(target=read_all, args=(main, parts))
+    reader.start()
+    with os.fdopen(other, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with Meter() as meter:
+            wanted = Load(str(files), "t", RowFormat("json"), chunk_bytes=9000)
+            load(spark, log, wanted, meter.show)
+    reader.join()
+    shown = b"".join(parts).decode(errors="replace")
+    assert "loading" in shown and "26.4/26.4 KiB" in shown, shown
+    assert len(values(log)) == 3000
+
+
+def read_all(terminal: int, parts: list[bytes]) -> None:
+    """Read what a terminal is to show, until its last user has closed it."""
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 1 << 16):
+            parts.append(data)
+    os.close(terminal)
+
+
+def test_a_bar_is_not_shown_in_a_file(
+    spark: Any, log: broker.Log, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / "a.json").write_text('{"a": 1}\n')
+    with Meter() as meter:
+        load(spark, log, Load(str(files), "t", RowFormat("json")), meter.show)
+    assert "loading" not in capsys.readouterr().err
 
 
 # What is refused.

@@ -112,7 +112,7 @@ def load(
     wanted = jobs.Load(directory, topic, rows, name, partitions, compression, chunk_bytes)
     if partitions is None:
         log.describe_topic(topic)  # Spark takes its time to start; this is known before.
-    with _Meter() as meter:
+    with Meter() as meter:
         done = jobs.run(log, wanted, dict(settings), meter.show)
     facts = {
         "records": done.record_count,
@@ -136,7 +136,7 @@ def etl(context: click.Context, config: str, continuous: bool, as_json: bool) ->
     if continuous:
         jobs.follow(parsed, lambda: say("all queries run; Ctrl-C ends"))
         return
-    with _Meter() as meter:
+    with Meter() as meter:
         done = jobs.run(parsed, meter.show)
     facts = {
         "lines loaded": done.loaded,
@@ -155,13 +155,13 @@ def _print(facts: dict[str, int], *, as_json: bool) -> None:
         print_facts([(name, f"{count:,}") for name, count in facts.items()])
 
 
-class _Meter:
+class Meter:
     """A progress bar on stderr, if that is a terminal; it appears with the first bytes."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
 
-    def __enter__(self) -> _Meter:
+    def __enter__(self) -> Meter:
         return self
 
     def __exit__(self, *exception: Any) -> None:
