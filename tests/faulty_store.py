@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import Any
 
 from broker.errors import StoreUnavailable
@@ -38,6 +39,7 @@ class LossyStore:
         self.is_falling_silent = False
         self._is_silent = False
         self.requests: list[tuple[str, str]] = []
+        self.delay_seconds = 0.0  # What every request takes.
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
@@ -45,6 +47,7 @@ class LossyStore:
             return method
 
         def ask(path: str, *arguments: Any) -> Any:
+            time.sleep(self.delay_seconds)
             fate = self._next(name, path)
             if fate == "before":
                 raise StoreUnavailable(f"{path}: the connection broke before {name}")

@@ -491,6 +491,29 @@ def test_on_a_slow_store_commits_grow_instead_of_the_wait() -> None:
     assert seconds < 5
 
 
+def test_the_slower_a_store_is_the_more_goes_into_a_commit() -> None:
+    """So that what goes through falls far less than the number of commits does."""
+    count, per_commit, seconds = 1500, [], []
+    for delay in (0.05, 0.2, 0.5):
+        store = LossyStore(fresh_store(uuid.uuid4().hex))
+        log = open_on(store)
+        log.create_topic("t", partitions=1, config={"checkpoint.commits": 1000})
+        with log.producer(batch_size=1000) as producer:
+            producer.send("t", b"first").get(20)
+            before = log.describe_topic("t").commit_count
+            store.delay_seconds, begun = delay, time.monotonic()
+            for number in range(count):
+                producer.send("t", b"%d" % number)
+                time.sleep(0.001)
+            producer.flush()
+            seconds.append(time.monotonic() - begun)
+            store.delay_seconds = 0
+        assert values(log)[0] == [b"first", *(b"%d" % number for number in range(count))]
+        per_commit.append(count / (log.describe_topic("t").commit_count - before))
+    assert 2 * per_commit[0] < per_commit[1] and 1.5 * per_commit[1] < per_commit[2], per_commit
+    assert seconds[2] < 4 * seconds[0], seconds
+
+
 def test_groups_share_partitions_and_keep_positions(store: ObjectStore) -> None:
     log = open_on(store)
     log.create_topic("t", partitions=4)
