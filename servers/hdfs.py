@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import urllib.request
 from collections.abc import Mapping
@@ -172,6 +173,24 @@ class HdfsCluster:
         what = f"HDFS at {self.address} with {running} datanodes"
         wait_until(lambda: self._live_datanodes() == running, what, seconds, self._running())
 
+    def wait_until_copied(self, seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until a dead datanode is known to be dead, and what was on one node only is on two.
+
+        Before that, killing another one may take the only copy of what was just written.
+        """
+        self.wait_until_ready(seconds)
+        lonely: set[bytes] | None = None
+
+        def is_done() -> bool:
+            nonlocal lonely
+            report = self._get("fsck?ugi=root&path=/&files=1&blocks=1")
+            if report is not None:
+                found = set(re.findall(rb"(blk_\d+)_\d+ len=\d+ Live_repl=1\b", report))
+                lonely = found if lonely is None else lonely & found
+            return lonely is not None and not lonely
+
+        wait_until(is_done, f"HDFS at {self.address} with copies", seconds, self._running())
+
     def process_ids(self) -> dict[str, int]:
         """Return the ids of the running processes, for those who kill by hand."""
         return {log.stem: node.pid for log, node in self._running().items()}
@@ -250,15 +269,19 @@ class HdfsCluster:
         return int(state["NumLiveDataNodes"])
 
     def _ask(self, bean: str) -> dict[str, Any] | None:
-        query = f"http://{HOST}:{self._http_port}/jmx?qry=Hadoop:service=NameNode,name={bean}"
+        answer = self._get(f"jmx?qry=Hadoop:service=NameNode,name={bean}")
+        beans = [] if answer is None else json.loads(answer)["beans"]
+        return beans[0] if beans else None
+
+    def _get(self, query: str) -> bytes | None:
+        """Return what the name node's web server answers; None if it does not."""
         # A proxy of the environment knows nothing of this machine's own ports.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(query, timeout=10) as answer:
-                beans = json.load(answer)["beans"]
+            with opener.open(f"http://{HOST}:{self._http_port}/{query}", timeout=10) as answer:
+                return bytes(answer.read())
         except OSError:
             return None
-        return beans[0] if beans else None
 
 
 def _xml(settings: Mapping[str, str]) -> str:
