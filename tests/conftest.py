@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import broker
 import spark_log
-from broker.storage import LocalStorage
+from broker.storage import Storage, environment, open_storage
 from servers import HdfsCluster, S3Server, ServerError
 
 # A shell starts background jobs, this one too perhaps, with the signal ignored; what the tests
@@ -47,17 +47,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests marked `any_store` run on a local disk and on a store of whole objects.
 
-    But for those marked `on_disk`: they look at files, or meet other processes at a lock.
+    Those marked `every_store` also run on a real HDFS and a real S3 server. But not those marked
+    `on_disk`: they look at files, or meet other processes at a lock.
     """
     is_marked = metafunc.definition.get_closest_marker
-    if "root" in metafunc.fixturenames and is_marked("any_store") and not is_marked("on_disk"):
+    if "root" not in metafunc.fixturenames or is_marked("on_disk"):
+        return
+    if is_marked("every_store"):
+        metafunc.parametrize("root", ["disk", "store", "hdfs", "s3"], indirect=True)
+    elif is_marked("any_store"):
         metafunc.parametrize("root", ["disk", "store"], indirect=True)
 
 
 @pytest.fixture
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
-    if getattr(request, "param", "disk") == "store":
+    kind = getattr(request, "param", "disk")
+    if kind == "store":
         return f"memory://{uuid.uuid4().hex}"
+    if kind == "hdfs":
+        return f"{request.getfixturevalue('hdfs_cluster').address}/{uuid.uuid4().hex}"
+    if kind == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        for name, value in environment({**server.client_options, "poll.ms": "100"}).items():
+            request.getfixturevalue("monkeypatch").setenv(name, value)
+        return f"{server.address}/{uuid.uuid4().hex}"
     return tmp_path / "log"
 
 
@@ -67,8 +80,8 @@ def log(root: Path | str) -> broker.Log:
 
 
 @pytest.fixture
-def storage(root: Path) -> LocalStorage:
-    return LocalStorage(str(root))
+def storage(root: Path | str) -> Storage:
+    return open_storage(root)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A store whose answers get lost, at one request or at random."""
+"""Stores whose answers get lost, at one request or at random, and stores that one dies on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import threading
 import time
 from typing import Any
 
+from faulty_storage import Fuse
+
 from broker.errors import StoreUnavailable
 from broker.storage.memory import MemoryStore
 from broker.storage.store import ObjectStore
 
 _REQUESTS = ("get", "put_new", "put", "put_file", "stat", "entries", "delete", "delete_tree")
+_CHANGES = ("put_new", "put", "put_file", "delete", "delete_tree")
 
 
 class LossyStore:
@@ -74,6 +77,33 @@ class LossyStore:
             if self._share and self._random.random() < self._share:
                 return self._random.choice(["before", "after"])
             return None
+
+
+class DyingStore:
+    """Passes requests on until its fuse goes off: at a change, before or after it.
+
+    From then on every request raises `Died`, so no clean-up of the code under test gets there.
+    """
+
+    def __init__(self, store: ObjectStore, fuse: Fuse) -> None:
+        self._store = store
+        self._fuse = fuse
+        self.root = store.root
+        self.poll_seconds = 0.005
+        self.is_known = True
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if name not in _REQUESTS:
+            return method
+
+        def ask(path: str, *arguments: Any) -> Any:
+            if name not in _CHANGES:
+                self._fuse.check()
+                return method(path, *arguments)
+            return self._fuse.change(name, lambda: method(path, *arguments))
+
+        return ask
 
 
 def fresh_store(name: str) -> MemoryStore:

@@ -87,6 +87,7 @@ def test_reset_none_lets_a_subscriber_seek_every_partition(log: broker.Log) -> N
         assert sorted(drain(consumer)) == [2, 3, 4]
 
 
+@pytest.mark.every_store
 def test_seek_goes_anywhere_and_back(log: broker.Log) -> None:
     fill(log, "t", 10)
     with earliest(log, "t") as consumer:
@@ -121,6 +122,7 @@ def test_a_partition_that_is_not_assigned_has_no_position(log: broker.Log) -> No
         consumer.position(TopicPartition("t", 2))
 
 
+@pytest.mark.every_store
 def test_the_position_follows_what_was_given(log: broker.Log) -> None:
     fill(log, "t", 5)
     with earliest(log, "t") as consumer:
@@ -144,6 +146,7 @@ def test_beginning_and_end_offsets_are_those_of_now(log: broker.Log) -> None:
             consumer.end_offsets([TopicPartition("t", 2)])
 
 
+@pytest.mark.every_store
 def test_offsets_for_times_are_the_first_at_or_after_each(log: broker.Log) -> None:
     with log.producer() as producer:
         for stamp in (10, 30, 20, 40):
@@ -190,6 +193,7 @@ def test_a_read_out_of_range_fails_until_a_seek(log: broker.Log, offset: int) ->
         assert drain(consumer) == [3, 4]
 
 
+@pytest.mark.every_store
 def test_records_deleted_before_they_were_read_are_reported_not_skipped(log: broker.Log) -> None:
     fill(log, "t", 5)
     with earliest(log, "t", max_partition_fetch_bytes=1) as consumer:

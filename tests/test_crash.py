@@ -8,13 +8,16 @@ the step that was in flight, or as after it, and doing that step again must not 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_storage import Died, FaultyStorage, Fuse, open_writer
+from faulty_store import DyingStore, fresh_store
 
 from broker import LogError, OutcomeUnknown, TopicExists, UnknownTopic, sending
 from broker.batch import encode_records
@@ -25,8 +28,12 @@ from broker.partitioner import PartitionChooser
 from broker.reader import TopicReader
 from broker.records import TopicPartition
 from broker.sending import RecordBuffer, TransactionUnit
-from broker.storage import LocalStorage
+from broker.storage import LocalStorage, RemoteStorage, Storage
+from broker.storage.hdfs import HdfsStore
+from broker.storage.s3 import S3Store
+from broker.storage.store import ObjectStore
 from broker.topic import Topic
+from servers import HdfsCluster, S3Server
 
 NAME = "orders"
 CONFIG = {"segment.bytes": 900, "checkpoint.commits": 2}
@@ -52,7 +59,7 @@ class Content:
 class Session:
     """One process that works on the log."""
 
-    def __init__(self, storage: LocalStorage) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._log: Log | None = None
         self._topic: Topic | None = None
@@ -253,21 +260,26 @@ class Death:
 
 
 def run(root: Path, fuse: Fuse) -> Death:
-    """Run the workload until the fuse goes off, or to its end."""
+    """Run the workload on a disk until the fuse goes off, or to its end."""
     storage = FaultyStorage(str(root), fuse)
+    try:
+        return run_steps(storage, WORKLOAD)
+    finally:
+        storage.bury()
+
+
+def run_steps(storage: Storage, workload: Sequence[Step]) -> Death:
     session = Session(storage)
     content = Content()
     place = 0
     try:
-        for step in WORKLOAD:
+        for step in workload:
             step.act(session, content)
             content = step.effect(content)
             place += 1
         session.forget_topic()
     except Died:
         pass
-    finally:
-        storage.bury()
     return Death(place, content, session.tried)
 
 
@@ -304,14 +316,14 @@ def visible(content: Content) -> Content:
     return replace(content, values=values)
 
 
-def check_after_death(root: Path, death: Death) -> None:
+def check_after_death(storage: Storage, death: Death, workload: Sequence[Step]) -> None:
     """Open the log again, look at it, do the step again, and go on."""
-    session = Session(LocalStorage(str(root)))
+    session = Session(storage)
     session.tried, before = death.tried, death.before
-    if death.place == len(WORKLOAD):
+    if death.place == len(workload):
         assert read(session.log) == visible(before)
         return
-    step = WORKLOAD[death.place]
+    step = workload[death.place]
     after = step.effect(before)
     found = read(session.log)
     assert found in (visible(before), visible(after)), f"{step.name} is there in part"
@@ -322,7 +334,7 @@ def check_after_death(root: Path, death: Death) -> None:
         append(9, 0, later).act(session, after)
         after = after.add(later)
         assert read(session.log) == visible(after)
-    for step in WORKLOAD[death.place + 1 :]:
+    for step in workload[death.place + 1 :]:
         step.act(session, after)
         after = step.effect(after)
     assert read(session.log) == visible(after), "the rest of the workload went wrong"
@@ -354,7 +366,7 @@ def die_everywhere(
         death = run(root, fuse)
         assert fuse.is_dead, f"{fuse.at} was not reached: the workload is not deterministic"
         try:
-            check_after_death(root, death)
+            check_after_death(LocalStorage(str(root)), death, WORKLOAD)
         except BaseException as error:
             name, size = fuse.trace[-1]
             error.add_note(
@@ -468,3 +480,64 @@ def run_through_failure(root: Path, fuse: Fuse) -> None:
     assert read(Log(LocalStorage(str(root)))) == visible(content)
     session.forget_topic()
     storage.bury()
+
+
+# On stores of whole objects, where a request is carried out or not, but never by half.
+
+SHORT_WORKLOAD = [
+    create(2),
+    append(1, 0, (0, [b"a0"]), (1, [b"b0" * 300])),
+    transaction(2, (0, [b"x1" * 150, b"x2"]), (1, [b"y3" * 150])),
+    append(1, 1, (1, [b"b1" * 100])),
+    delete(),
+]
+
+
+def die_everywhere_on(
+    make: Callable[[str], ObjectStore], workload: Sequence[Step], *, at_least: int, step: int = 1
+) -> None:
+    """Run the workload once to count its changes of a store, then die before them.
+
+    After one of them is before the next one.
+    """
+    whole = Fuse()
+    storage = RemoteStorage(DyingStore(make("whole"), whole))
+    assert run_steps(storage, workload).place == len(workload)
+    assert len(whole.trace) >= at_least, "the workload no longer reaches what it was written for"
+
+    def die(at: int) -> None:
+        fuse = Fuse(at)
+        store = make(str(at))
+        death = run_steps(RemoteStorage(DyingStore(store, fuse)), workload)
+        assert fuse.is_dead, f"{at} was not reached: the workload is not deterministic"
+        try:
+            check_after_death(RemoteStorage(store), death, workload)
+        except BaseException as error:
+            error.add_note(f"killed before change {at} ({fuse.trace[-1][0]}); see {store.root}")
+            raise
+
+    # Most of the time they wait for the store.
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(die, range(1, len(whole.trace) + 1, step)))
+
+
+def test_a_process_killed_between_any_two_changes_of_a_store_leaves_a_legal_log() -> None:
+    name = uuid.uuid4().hex
+    die_everywhere_on(lambda at: fresh_store(f"{name}/{at}"), WORKLOAD, at_least=50)
+
+
+def test_a_process_killed_between_changes_of_a_real_hdfs_leaves_a_legal_log(
+    hdfs_cluster: HdfsCluster,
+) -> None:
+    root = f"{hdfs_cluster.address}/{uuid.uuid4().hex}"
+    die_everywhere_on(lambda at: HdfsStore(f"{root}/{at}", {}), SHORT_WORKLOAD, at_least=10, step=2)
+
+
+def test_a_process_killed_between_changes_of_a_real_s3_store_leaves_a_legal_log(
+    s3_server: S3Server,
+) -> None:
+    root = f"{s3_server.address}/{uuid.uuid4().hex}"
+    options = {**s3_server.client_options, "poll.ms": "100"}
+    die_everywhere_on(
+        lambda at: S3Store(f"{root}/{at}", options), SHORT_WORKLOAD, at_least=10, step=3
+    )

@@ -70,6 +70,7 @@ def test_a_future_tells_where_the_record_is(log: broker.Log) -> None:
     assert second == RecordMetadata("t", 0, 1, 5)
 
 
+@pytest.mark.every_store
 def test_futures_of_one_batch_have_the_offsets_of_their_records(log: broker.Log) -> None:
     log.create_topic("many", partitions=3)
     with log.producer(linger_ms=10_000) as producer:
@@ -80,6 +81,7 @@ def test_futures_of_one_batch_have_the_offsets_of_their_records(log: broker.Log)
         assert found[place.partition, place.offset] == b"%d" % number
 
 
+@pytest.mark.every_store
 def test_a_batchs_future_tells_the_first_offset_and_count_in_each_partition(
     log: broker.Log,
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_full_batch_does_not_linger(log: broker.Log) -> None:
     assert fewest <= sent <= 13
 
 
+@pytest.mark.every_store
 def test_what_is_sent_to_a_topic_keeps_its_order_over_records_and_batches(log: broker.Log) -> None:
     with log.producer(linger_ms=60_000) as producer:
         producer.send("t", b"first")

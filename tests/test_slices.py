@@ -79,6 +79,7 @@ def test_every_record_is_in_exactly_one_task(
         assert max(sum(piece.record_count for piece in task) for task in tasks) <= records_max
 
 
+@pytest.mark.every_store
 def test_a_range_inside_a_frame_gives_just_its_records(
     root: Path, reader: broker.TopicReader
 ) -> None:

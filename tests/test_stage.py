@@ -35,6 +35,7 @@ def values(log: broker.Log) -> list[bytes]:
         return sorted(record.value for record in consumer)
 
 
+@pytest.mark.every_store
 def test_nothing_is_seen_before_the_commit(log: broker.Log) -> None:
     staged = [write(log, "a", "b"), write(log, "c")]
     assert values(log) == []
@@ -42,6 +43,7 @@ def test_nothing_is_seen_before_the_commit(log: broker.Log) -> None:
     assert values(log) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.every_store
 def test_a_transaction_is_committed_once(log: broker.Log) -> None:
     first = log.commit_staged("t", [write(log, "a")], ("job", 1))
     again = log.commit_staged("t", [write(log, "a")], ("job", 1))

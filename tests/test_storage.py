@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import broker
-from broker.errors import AlreadyExists, CorruptLog, DiskFull, LockTimeout, StorageError
-from broker.storage import LocalStorage
-from broker.storage.open import open_storage
+from broker.errors import AlreadyExists, Conflict, CorruptLog, DiskFull, LockTimeout, StorageError
+from broker.storage import LocalStorage, RemoteStorage, Storage
+from broker.storage.open import _remote, open_storage
 
 
 @contextmanager
@@ -89,7 +90,98 @@ def test_of_many_processes_that_create_a_name_exactly_one_wins(root: Path) -> No
     assert len(list((root / "race").iterdir())) == 200
 
 
-def test_a_taken_name_keeps_its_bytes(storage: LocalStorage) -> None:
+@pytest.mark.every_store
+def test_of_many_threads_that_create_a_name_exactly_one_wins(root: Path | str) -> None:
+    """Each has a storage of its own, as processes and machines have."""
+    names = "abcd"
+    won: dict[str, list[str]] = {str(number): [] for number in range(10)}
+    begin = threading.Barrier(len(names))
+
+    def create(name: str) -> None:
+        storage = open_apart(root)
+        begin.wait(60)
+        for number, winners in won.items():
+            with contextlib.suppress(AlreadyExists):
+                storage.create(f"race/{number}", (name * 5000).encode(), sync=False)
+                winners.append(name)
+
+    threads = [threading.Thread(target=create, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    storage = open_apart(root)
+    for number, winners in won.items():
+        (winner,) = winners
+        assert storage.read(f"race/{number}") == (winner * 5000).encode()
+    assert storage.list("race") == sorted(won)
+
+
+def open_apart(root: Path | str) -> Storage:
+    """Open a storage that shares nothing with others of this process."""
+    shared = open_storage(root)
+    if not isinstance(shared, RemoteStorage):
+        return shared
+    _remote.clear()
+    try:
+        return open_storage(root)
+    finally:
+        _remote.clear()
+
+
+@pytest.mark.parametrize("root", ["store", "hdfs", "s3"], indirect=True)
+def test_of_two_who_append_at_the_same_place_without_a_lock_one_succeeds(root: str) -> None:
+    first, second = open_apart(root), open_apart(root)
+    assert isinstance(first, RemoteStorage)
+    first.create_appended("a.log", b"0")
+    opened = [
+        storage.open_appended("a.log", write=True, create=False, position=0, count=0)
+        for storage in (first, second)
+    ]
+    assert [file.size() for file in opened] == [1, 1]
+    opened[0].append([b"on", b"e"], 3, 1)
+    with pytest.raises(Conflict):
+        opened[1].append([b"two"], 3, 1)
+    assert opened[1].size() == 4
+    opened[1].append([b"two"], 3, 4)
+    assert opened[0].size() == 7
+    assert [file.read(0, 10) for file in opened] == [b"0onetwo"] * 2
+    first.merge("a.log", 7)
+    merged = open_apart(root).open_whole("a.log")
+    assert merged is not None and merged.map(7) == b"0onetwo"
+    assert second.list("") == ["a.log"]
+
+
+@pytest.mark.every_store
+def test_a_file_written_piece_by_piece_appears_whole_or_not_at_all(storage: Storage) -> None:
+    with storage.create_stream("d/a") as file:
+        file.write(b"1" * 300_000)
+        assert storage.list("d") == []
+        file.write(b"2")
+    assert storage.read("d/a") == b"1" * 300_000 + b"2"
+    with pytest.raises(ZeroDivisionError), storage.create_stream("d/b") as file:
+        file.write(b"1")
+        raise ZeroDivisionError
+    assert storage.list("d") == ["a"] and not storage.unfinished("d")
+
+
+@pytest.mark.every_store
+def test_what_is_removed_is_gone_and_what_is_beside_it_stays(storage: Storage) -> None:
+    for path in ("d/a", "d/e/b", "d/e/f/c", "d2/a"):
+        storage.create(path, path.encode())
+    storage.overwrite("d2/a", b"newer")
+    storage.remove("d/a")
+    assert storage.list("d") == ["e"]
+    assert storage.exists("d/e/b") and storage.exists("d/e") and not storage.exists("d/a")
+    storage.remove_tree("d")
+    assert storage.list("d") == [] and storage.read("d/e/f/c") is None
+    assert (storage.read("d2/a") or b"").startswith(b"newer")
+    ((name, size, changed_ns),) = storage.stamps("d2")
+    assert (name, size) == ("a", 5) and changed_ns > 0
+
+
+@pytest.mark.every_store
+def test_a_taken_name_keeps_its_bytes(storage: Storage) -> None:
     storage.create("a/b/c", b"first")
     with pytest.raises(AlreadyExists, match="a/b/c exists already"):
         storage.create("a/b/c", b"second")
@@ -103,7 +195,8 @@ def test_what_is_half_written_is_not_listed(storage: LocalStorage, root: Path) -
     assert storage.list("a") == ["c"]
 
 
-def test_absent_files_and_directories_are_no_errors(storage: LocalStorage) -> None:
+@pytest.mark.every_store
+def test_absent_files_and_directories_are_no_errors(storage: Storage) -> None:
     assert storage.read("none") is None
     assert storage.list("none") == []
     assert storage.open_file("none") is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import broker
@@ -11,10 +9,12 @@ from broker import batch
 from broker.commit import Author
 from broker.ledger import new_token
 from broker.state import PRODUCER_EXPIRY_MS
-from broker.storage import LocalStorage
+from broker.storage import Storage
 from broker.topic import Topic, create
 
 WEEK = PRODUCER_EXPIRY_MS
+
+pytestmark = pytest.mark.every_store
 
 
 class Clock:
@@ -33,8 +33,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def topic(root: Path, clock: Clock) -> Topic:
-    storage = LocalStorage(str(root), clock=clock)
+def topic(storage: Storage, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Topic:
+    monkeypatch.setattr(storage, "clock", clock)
     create(storage, "t", 1, partitions=2, config={"segment.bytes": 2000})
     return Topic(storage, "t", 1, write=True)
 
