@@ -422,6 +422,6 @@ class MissingFile(CorruptLog):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InvalidOption:
     """Build the error for a name nobody knows, with the nearest known one."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=0.7)
+    near = get_close_matches(name, names, n=1, cutoff=0.65)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
     return InvalidOption(f"unknown {kind} {name!r}; {hint}")

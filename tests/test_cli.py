@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -639,7 +640,7 @@ def test_output_that_cannot_be_written_is_one_line(
 def test_an_error_of_something_else_is_not_said_to_be_one_of_the_output(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    command = " ".join([*COMMAND, "--log", "here", "topic", "list"])
+    command = shlex.join([*COMMAND, "--log", "here", "topic", "list"])
     script = f"mkdir gone && cd gone && rmdir ../gone && {command}"
     done = subprocess.run(
         script, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True

@@ -383,13 +383,12 @@ def test_the_checkpoint_has_kafkas_json_and_a_restart_goes_on_from_it(
     orders: broker.Log, streams: Streams
 ) -> None:
     streams.run()
-    start = {"@": {"topics": {"orders": [1, 0]}}, "orders": {"0": 0, "1": 0}}
-    assert streams.ends() == [
-        {"@": {"start": start, "topics": {"orders": [1, 0]}}, "orders": {"0": 3, "1": 2}}
-    ]
+    extra = {"log": orders.cluster_id, "topics": {"orders": [1, 0]}}
+    start = {"@": extra, "orders": {"0": 0, "1": 0}}
+    assert streams.ends() == [{"@": {**extra, "start": start}, "orders": {"0": 3, "1": 2}}]
     fill(orders, "orders", "f")
     streams.run(startingOffsets="latest")
-    assert streams.ends()[1:] == [{"@": {"topics": {"orders": [1, 0]}}, "orders": {"0": 4, "1": 2}}]
+    assert streams.ends()[1:] == [{"@": extra, "orders": {"0": 4, "1": 2}}]
     assert streams.values() == "abcdef"
 
 

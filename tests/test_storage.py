@@ -131,11 +131,12 @@ def open_apart(root: Path | str) -> Storage:
 
 @pytest.mark.parametrize("root", ["store", "hdfs", "s3"], indirect=True)
 def test_of_two_who_append_at_the_same_place_without_a_lock_one_succeeds(root: str) -> None:
+    name = f"{0:020d}.log"
     first, second = open_apart(root), open_apart(root)
     assert isinstance(first, RemoteStorage)
-    first.create_appended("a.log", b"0")
+    first.create_appended(name, b"0")
     opened = [
-        storage.open_appended("a.log", write=True, create=False, position=0, count=0)
+        storage.open_appended(name, write=True, create=False, position=0, count=0)
         for storage in (first, second)
     ]
     assert [file.size() for file in opened] == [1, 1]
@@ -146,10 +147,10 @@ def test_of_two_who_append_at_the_same_place_without_a_lock_one_succeeds(root: s
     opened[1].append([b"two"], 3, 4)
     assert opened[0].size() == 7
     assert [file.read(0, 10) for file in opened] == [b"0onetwo"] * 2
-    first.merge("a.log", 7)
-    merged = open_apart(root).open_whole("a.log")
+    first.merge(name, 7)
+    merged = open_apart(root).open_whole(name)
     assert merged is not None and merged.map(7) == b"0onetwo"
-    assert second.list("") == ["a.log"]
+    assert second.list("") == [name]
 
 
 @pytest.mark.every_store
