@@ -96,9 +96,7 @@ class Subscription:
             only after the subscription.
         """
         gone: list[TopicPartition] = []
-        late_topics: set[str] = set()
-        if self._pattern is not None:
-            late_topics = self._match_topics()
+        late_topics = self._new_topics()
         for topic in list(self.topics()):
             try:
                 self.reader(topic).refresh()
@@ -108,6 +106,8 @@ class Subscription:
                 logger.warning("topic %r was deleted; no longer reading it", topic)
                 gone += [place for place in known if place.topic == topic]
                 self._drop(topic)
+        if gone:
+            late_topics |= self._match_topics()  # Another may have taken the name already.
         is_first, self._is_begun = not self._is_begun, True
         added = [
             (place, not is_first or place.topic in late_topics)
@@ -130,13 +130,15 @@ class Subscription:
             for partition in range(self.reader(topic).state.partition_count)
         ]
 
+    def _new_topics(self) -> set[str]:
+        """Return the topics that fit the pattern and are new, if it is time to look for them."""
+        is_fresh = self._is_begun and time.monotonic() - self._listed < self._max_age
+        return set() if self._pattern is None or is_fresh else self._match_topics()
+
     def _match_topics(self) -> set[str]:
         """Look for topics that fit the pattern; return those that are new."""
         assert self._pattern is not None
-        now = time.monotonic()
-        if self._is_begun and now - self._listed < self._max_age:
-            return set()
-        self._listed = now
+        self._listed = time.monotonic()
         found: set[str] = set()
         for topic in self._catalog.topic_names():
             if self._pattern.fullmatch(topic) and topic not in self._topics:

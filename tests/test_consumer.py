@@ -37,8 +37,9 @@ def numbers(polled: dict[TopicPartition, list[ConsumerRecord]]) -> list[int]:
 
 
 def drain(consumer: Consumer) -> list[int]:
+    """Return all records there are. A store is asked only now and then: see `poll.ms`."""
     found: list[int] = []
-    while polled := consumer.poll(0):
+    while polled := consumer.poll(20):
         found += numbers(polled)
     return found
 
@@ -546,6 +547,18 @@ def test_a_pattern_lets_go_of_deleted_topics_and_takes_them_up_again(log: broker
         log.create_topic("orders")
         fill(log, "orders", 1, first=7)
         assert drain(consumer) == [7]
+
+
+def test_a_pattern_takes_up_a_topic_that_was_made_again_at_once(log: broker.Log) -> None:
+    log.create_topic("orders")
+    fill(log, "orders", 2)
+    with earliest(log) as consumer:
+        consumer.subscribe(pattern="orders")
+        assert drain(consumer) == [0, 1]
+        log.delete_topic("orders")
+        log.create_topic("orders")
+        fill(log, "orders", 1, first=7)
+        assert numbers(consumer.poll(20)) == [7]
 
 
 def test_a_deleted_topic_is_an_error_for_those_who_named_it(log: broker.Log) -> None:
