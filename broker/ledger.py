@@ -17,7 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -47,6 +47,7 @@ from broker.home import Home
 from broker.journal import Journal
 from broker.storage import Storage
 from broker.synced import Synced, Syncer
+from broker.workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class Ledger(ABC, Generic[State]):
         self._clock = storage.clock
         self._mutex = threading.Lock()
         self._syncer = Syncer(storage, self.journal.directory)
-        self._finisher: ThreadPoolExecutor | None = None
+        self._finisher = Workers(1, "spark-log-finish")
         self._unfinished: list[Future[None]] = []
         # How often others had committed when this one came to do so.
         self.conflict_count = 0
@@ -216,8 +217,7 @@ class Ledger(ABC, Generic[State]):
         if self._is_closed:
             return
         self._is_closed = True
-        if self._finisher is not None:
-            self._finisher.shutdown(wait=True)
+        self._finisher.close()
         self.journal.close()
         forks.forget(self)
 
@@ -520,8 +520,6 @@ class Ledger(ABC, Generic[State]):
         self.journal.begin_file()
         data = self._encode(self.state, "")
         number = self.state.number
-        if self._finisher is None:
-            self._finisher = ThreadPoolExecutor(1, thread_name_prefix="spark-log-finish")
         self._unfinished = [work for work in self._unfinished if not work.done()]
         if len(self._unfinished) >= _UNFINISHED_MAX:
             self._unfinished[0].result()

@@ -241,7 +241,7 @@ class InlineExecutor:
         done.set_result(function(*args))
         return done
 
-    def shutdown(self, wait: bool = True) -> None:
+    def close(self) -> None:
         pass
 
 

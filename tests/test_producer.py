@@ -644,6 +644,25 @@ def test_a_process_that_ends_sends_what_is_left(log: broker.Log, root: Path) -> 
     assert values(log) == [b"last words"]
 
 
+@pytest.mark.on_disk
+def test_what_a_process_sends_at_its_end_may_end_a_file(log: broker.Log, root: Path) -> None:
+    log.alter_topic("t", {"segment.bytes": 1000})
+    code = (
+        "import atexit, sys\n"
+        "futures = []\n"
+        # The last that is done: what imports register later comes before.
+        "atexit.register(lambda: print([one.result(0).offset for one in futures]))\n"
+        "import broker\n"
+        "log = broker.open(sys.argv[1])\n"
+        "producer = log.producer(linger_ms=60_000)\n"
+        "futures += [producer.send('t', b'x' * 1000) for _ in range(3)]\n"
+    )
+    command = [sys.executable, "-c", code, str(root)]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[0, 1, 2]\n", "")
+    assert values(log) == [b"x" * 1000] * 3
+
+
 def test_an_unknown_option_suggests_the_nearest(log: broker.Log) -> None:
     with pytest.raises(broker.InvalidOption, match="did you mean 'linger_ms'"):
         log.producer(linger=5)

@@ -16,7 +16,6 @@ import uuid
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import BinaryIO, TypeVar
 
@@ -35,6 +34,7 @@ from broker.storage.spool import Spool
 from broker.storage.store import Entry, ObjectStore
 from broker.storage.temporary import TEMPORARY
 from broker.storage.watch import Pause
+from broker.workers import Workers
 
 Answer = TypeVar("Answer")
 
@@ -82,7 +82,7 @@ class RemoteStorage:
         self._files: weakref.WeakValueDictionary[str, PieceFile] = weakref.WeakValueDictionary()
         # When the store was asked what time it is, and what it said.
         self._clock_there: tuple[float, int] | None = None
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._pool: tuple[int, Workers] | None = None
 
     def locate(self, path: str) -> str:
         return self._store.locate(path)
@@ -354,11 +354,10 @@ class RemoteStorage:
                 file = self._files[path] = PieceFile(self, path, position, count)
             return file
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _threads(self) -> Workers:
         process_id = os.getpid()
         if self._pool is None or self._pool[0] != process_id:
-            name = "spark-log-requests"
-            self._pool = process_id, ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix=name)
+            self._pool = process_id, Workers(_REQUESTS_AT_ONCE, "spark-log-requests")
         return self._pool[1]
 
     def _now_there_ms(self) -> int:
