@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 import hdfs_native
 
 from broker.errors import AlreadyExists, InvalidOption, StorageError, StoreUnavailable
+from broker.storage.hedge import Hedge
 from broker.storage.reach import check_reachable
 from broker.storage.store import Entry
 from broker.storage.temporary import TEMPORARY
@@ -40,6 +41,10 @@ _DEFAULTS = {
 _WRITE_TRIES = 20
 _WRITE_PAUSE_SECONDS = 1.0
 _BLOCK_BYTES = 4 << 20
+# When a file is closed before a datanode has told the name node of its end, which happens to one in
+# a hundred, and to more under load, the client sleeps for half a second. So what is small is
+# written a second time when it takes too long.
+_SMALL_BYTES_MAX = 1 << 20
 # Where Hadoop's name nodes listen unless told otherwise.
 _PORT = 8020
 
@@ -72,6 +77,7 @@ class HdfsStore:
         self.root = f"{self._server}{self._folder}"
         self._clients: dict[int, _Client] = {}
         self._lock = threading.Lock()
+        self._hedge: Hedge[str] = Hedge("spark-log-hdfs")
 
     def locate(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
@@ -89,10 +95,10 @@ class HdfsStore:
             return None
 
     def put_new(self, path: str, data: bytes) -> None:
-        self._rename(self._write_aside(path, lambda: [data]), path, overwrite=False)
+        self._rename(self._write_data(path, data), path, overwrite=False)
 
     def put(self, path: str, data: bytes) -> None:
-        self._rename(self._write_aside(path, lambda: [data]), path, overwrite=True)
+        self._rename(self._write_data(path, data), path, overwrite=True)
 
     def put_file(self, path: str, file: BinaryIO) -> None:
         self._rename(self._write_aside(path, lambda: _blocks(file)), path, overwrite=False)
@@ -151,6 +157,17 @@ class HdfsStore:
         except StorageError:
             self._delete_quietly(temporary)
             raise
+
+    def _write_data(self, path: str, data: bytes) -> str:
+        """Write a temporary file; a second one if the first takes too long."""
+
+        def write() -> str:
+            return self._write_aside(path, lambda: [data])
+
+        if len(data) > _SMALL_BYTES_MAX:
+            return write()
+        self._client()  # Here, where it refuses a forked child, which has no threads.
+        return self._hedge.first(write, self._delete_quietly)
 
     def _write_aside(self, path: str, blocks: Callable[[], Iterable[bytes]]) -> str:
         """Write a temporary file; another one if a datanode died under the first."""
