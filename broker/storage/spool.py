@@ -1,13 +1,19 @@
-"""A file in the making that is kept on this machine's disk until a store has taken all of it."""
+"""A file in the making that is kept here until a store has taken all of it.
+
+In memory while it is small, as the file of a producer's batch is, then on this machine's disk.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from broker.storage.disk_error import translate
+
+# A producer's batch is smaller.
+_MEMORY_BYTES_MAX = 32 << 20
 
 
 class Spool:
@@ -15,7 +21,7 @@ class Spool:
 
     def __init__(self) -> None:
         with _disk_errors():
-            self.file = tempfile.TemporaryFile()
+            self.file = cast(BinaryIO, tempfile.SpooledTemporaryFile(_MEMORY_BYTES_MAX))
         self._count = 0
 
     def __enter__(self) -> Spool:
