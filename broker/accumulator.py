@@ -25,11 +25,15 @@ class Accumulator:
         buffer_memory: int,
         max_block_ms: int,
         gather_bytes: int = 0,
+        at_once: int = 1,
     ) -> None:
         """Args:
         gather_bytes: how large a buffer may grow while another one is being sent. Where a
             commit takes long, few large ones carry more than many small ones.
+        at_once: how many units the sender may have taken and not yet done. Of a topic of which
+            it has one it gets only what grows no more.
         """
+        self._at_once = at_once
         self._batch_size = batch_size
         self._gather_bytes = max(batch_size, gather_bytes)
         self._linger = linger_ms / 1000
@@ -40,7 +44,7 @@ class Accumulator:
         self._space = threading.Condition(self._lock)
         self._open: dict[str, RecordBuffer] = {}
         self._queue: deque[Unit] = deque()
-        self._sending: Unit | None = None
+        self._sending: list[Unit] = []
         self._buffered = 0
         self._flushing = 0
         self._is_sender_waiting = False
@@ -66,11 +70,12 @@ class Accumulator:
                 buffer = self._open[topic] = RecordBuffer(topic)
             index = buffer.add(key, value, headers, timestamp, partition, size)
             self._buffered += size
-            if buffer.byte_count >= self._gather_bytes or (
-                buffer.byte_count >= self._batch_size and self._sending is None and not self._queue
-            ):
+            is_full = buffer.byte_count >= self._gather_bytes or (
+                buffer.byte_count >= self._batch_size and not self._sending and not self._queue
+            )
+            if is_full:
                 self._queue.append(self._open.pop(topic))
-            if self._is_sender_waiting:
+            if self._is_sender_waiting and (is_full or index == 0):
                 self._wake_sender()
             return buffer, index
 
@@ -90,9 +95,9 @@ class Accumulator:
             while True:
                 unit, wait = self._next()
                 if unit is not None:
-                    self._sending = unit
+                    self._sending.append(unit)
                     return unit
-                if self._is_closed:
+                if self._is_closed and not self._queue:
                     return None
                 self._is_sender_waiting = True
                 self._ready.wait(wait)
@@ -101,18 +106,18 @@ class Accumulator:
     def done(self, unit: Unit) -> None:
         """The unit has been sent, or has failed: its memory is free."""
         with self._lock:
-            self._sending = None
+            self._sending.remove(unit)
             self._buffered -= unit.byte_count
             self._space.notify_all()
+            if self._is_sender_waiting:
+                self._wake_sender()
 
     def flush(self, timeout: float | None) -> bool:
         """Send all that is here now; return whether it was done in time."""
         with self._lock:
             for topic in list(self._open):
                 self._close_buffer(topic)
-            units = list(self._queue)
-            if self._sending is not None:
-                units.append(self._sending)
+            units = [*self._sending, *self._queue]
             self._wake_sender()
         deadline = None if timeout is None else time.monotonic() + timeout
         for unit in units:
@@ -150,17 +155,28 @@ class Accumulator:
         self._ready.notify()
 
     def _next(self) -> tuple[Unit | None, float | None]:
-        if self._queue:
-            return self._queue.popleft(), None
-        if not self._open:
+        """Return what to send now, if anything; else how long to wait for it at most."""
+        if len(self._sending) >= self._at_once:
             return None, None
-        topic, oldest = next(iter(self._open.items()))
+        buffer = self._oldest_open()
+        # Units of a topic are in order: what is open was begun when those in the queue were there.
+        if self._queue and (buffer is None or self._queue[0].created <= buffer.created):
+            return self._queue.popleft(), None
+        if buffer is None:
+            return None, None
         wait = 0.0
-        if self._linger and oldest.byte_count < self._batch_size:
-            wait = oldest.created + self._linger - time.monotonic()
+        if self._linger and buffer.byte_count < self._batch_size:
+            wait = buffer.created + self._linger - time.monotonic()
         if wait > 0 and not self._is_closed:
-            return None, wait
-        return self._open.pop(topic), None
+            return (self._queue.popleft(), None) if self._queue else (None, wait)
+        return self._open.pop(buffer.topic), None
+
+    def _oldest_open(self) -> RecordBuffer | None:
+        """Return the buffer that was begun first, but for those that gather during a commit."""
+        if not self._sending:
+            return next(iter(self._open.values()), None)
+        busy = {unit.topic for unit in self._sending}
+        return next((one for topic, one in self._open.items() if topic not in busy), None)
 
     def _wait_for_space(self, size: int, topic: str, may_exceed: bool = False) -> None:
         """Block until there is room. One unit larger than all memory may go when it is alone."""

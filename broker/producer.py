@@ -28,9 +28,10 @@ from broker.errors import (
 from broker.futures import SendFuture
 from broker.metrics import Readings, export_if_asked
 from broker.records import BatchMetadata, RecordMetadata
-from broker.sender import Sender, TopicOpener, TopicWriter
+from broker.sender import AHEAD, Sender, TopicOpener
 from broker.sending import RecordBuffer, TransactionUnit, Unit, make_columnar
 from broker.topic import Topic
+from broker.topic_writer import TopicWriter
 
 # Frames of a columnar batch, in units of batch_size: few and large, but small enough to hold some.
 _FRAME_BATCHES = 4
@@ -76,8 +77,11 @@ class Producer:
             max_block_ms=options.max_block_ms,
             # What waits must leave room for what comes meanwhile.
             gather_bytes=min(_GATHER_BYTES, options.buffer_memory // 4) if is_remote else 0,
+            at_once=1 + AHEAD if is_remote else 1,
         )
-        self._sender = Sender(open_topic, self._accumulator, options, keeper.look_after)
+        self._sender = Sender(
+            open_topic, self._accumulator, options, keeper.look_after, is_ahead=is_remote
+        )
         self._writers = self._sender.writers
         self._add_record = self._accumulator.add_record
         self._transaction: _Transaction | None = None
@@ -144,7 +148,7 @@ class Producer:
         )
 
     def send_batch(self, topic: str, table: Any) -> SendFuture[BatchMetadata]:
-        """Take an Arrow Table or RecordBatch; it becomes one commit, whole or not at all.
+        """Take an Arrow Table or RecordBatch; it is committed at once, whole or not at all.
 
         Columns: `value` and, optionally, `key`, `headers`, `timestamp`, `partition`.
         """
@@ -359,7 +363,7 @@ class _Transaction:
         if self._unit is None:
             writer = self._sender.writer(topic)
             spill = DataFile(writer.topic.storage, writer.topic.directory)
-            self._unit = TransactionUnit(topic, spill)
+            self._unit = TransactionUnit(topic, writer.topic.incarnation, spill)
         elif self._unit.topic != topic:
             raise TransactionError(
                 f"this transaction is on topic {self._unit.topic!r} and cannot also write to "

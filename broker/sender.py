@@ -1,19 +1,18 @@
-"""The sender: one thread for each producer that turns units into commits, in order."""
+"""The sender: a producer's thread that turns units into commits, in order.
+
+On a store it makes units ready ahead, and a second thread commits them.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from broker.accumulator import Accumulator
-from broker.batch import Frame
-from broker.commit import NO_PRODUCER, Author
+from broker.commit import ROW
 from broker.config import ProducerOptions
-from broker.data_file import DataFile
 from broker.errors import (
     Closed,
     LogError,
@@ -24,104 +23,25 @@ from broker.errors import (
 )
 from broker.ledger import Appended
 from broker.metrics import Metrics
-from broker.partitioner import PartitionChooser
+from broker.ready import ReadyUnit
 from broker.sending import Placed, Unit
 from broker.topic import Topic
+from broker.topic_writer import TopicWriter
+from broker.workers import Workers
 
 TopicOpener = Callable[[str], Topic]
 
 _PAUSE_SECONDS = 0.05
-_BY_REFERENCE_BYTES_MIN = 1 << 20
-
-
-class TopicWriter:
-    """One topic as one producer sees it: its settings, and the producer's identity there."""
-
-    def __init__(self, topic: Topic, options: ProducerOptions) -> None:
-        self.topic = topic
-        self.name = topic.name
-        self.chooser = PartitionChooser(options.partitioner)
-        self._options = options
-        self._tokens = itertools.count()
-        self._token_prefix = os.urandom(8)
-        self._producer_id = NO_PRODUCER
-        self._sequence = 0
-        self._epoch = 0
-        self._new_identity()
-        self._read_settings()
-
-    def refresh(self) -> int:
-        """Read the topic's settings again; return its partition count."""
-        self.topic.refresh()
-        self._read_settings()
-        return self.partition_count
-
-    def author(self) -> Author:
-        """Return the identity of the next commit; kept for every attempt at it."""
-        if self._options.transactional_id is not None and self._producer_id == NO_PRODUCER:
-            self._take_over(self._options.transactional_id)
-        token = self._token_prefix + next(self._tokens).to_bytes(8, "little")
-        is_transactional = self._options.transactional_id is not None
-        return Author(token, self._producer_id, self._sequence, self._epoch, is_transactional)
-
-    def committed(self) -> None:
-        self._sequence += 1
-        if self.topic.state.settings is not self._settings:
-            self._read_settings()
-
-    def forget_identity(self) -> None:
-        """After an outcome that stays unknown: what this identity has committed is not known."""
-        self._new_identity()
-
-    def _new_identity(self) -> None:
-        self._sequence = self._epoch = 0
-        if self._options.transactional_id is not None:
-            self._producer_id = NO_PRODUCER
-        else:
-            self._producer_id = int.from_bytes(os.urandom(8), "little") >> 1 or 1
-
-    def _take_over(self, transactional_id: str) -> None:
-        digest = hashlib.sha256(transactional_id.encode()).digest()
-        producer_id = int.from_bytes(digest[:8], "little") >> 1 or 1
-        author = self.topic.fence(producer_id, timeout_ms=self._options.request_timeout_ms)
-        self._producer_id, self._epoch, self._sequence = producer_id, author.epoch, 1
-
-    def _read_settings(self) -> None:
-        state = self.topic.state
-        self._settings = settings = state.settings
-        self.partition_count = state.partition_count
-        self.message_bytes_max: int = settings["max.message.bytes"]
-        self.needs_key = "compact" in settings["cleanup.policy"]
-        self.is_log_append = settings["message.timestamp.type"] == "LogAppendTime"
-        codec = settings["compression.type"]
-        self.codec: str = (
-            (self._options.compression_type or "none") if codec == "producer" else codec
-        )
-
-
-def _by_reference(topic: Topic, frames: Placed) -> Placed:
-    """Write large frames to a file of their own, where commits are objects that are merged later.
-
-    What is in that file is written once; what is in the commit itself is written again then.
-    """
-    size = sum(frame.byte_length for _, frame in frames if isinstance(frame, Frame))
-    if not topic.storage.is_remote or size < _BY_REFERENCE_BYTES_MIN:
-        return frames
-    file = DataFile(topic.storage, topic.directory)
-    try:
-        placed: Placed = [
-            (partition, file.add(frame) if isinstance(frame, Frame) else frame)
-            for partition, frame in frames
-        ]
-        file.finish()
-    except BaseException:
-        file.discard()
-        raise
-    return placed
+# How many units are made ready while another one is committed.
+AHEAD = 2
 
 
 class Sender:
-    """Takes units from the accumulator and commits them, one at a time."""
+    """Takes units from the accumulator and commits them in order.
+
+    Where a commit takes long, the next units are encoded, and their files written, meanwhile; what
+    is ready when its turn has come is one commit.
+    """
 
     def __init__(
         self,
@@ -129,6 +49,8 @@ class Sender:
         accumulator: Accumulator,
         options: ProducerOptions,
         on_open: Callable[[Topic], None],
+        *,
+        is_ahead: bool = False,
     ) -> None:
         self.writers: dict[str, TopicWriter] = {}
         self._open_topic = open_topic
@@ -143,6 +65,10 @@ class Sender:
         )
         self._lock = threading.Lock()
         self._give_up = threading.Event()
+        self._own_threads: set[int] = set()
+        self._ready: deque[ReadyUnit] = deque()
+        self._committer = Workers(1, "spark-log-commit") if is_ahead else None
+        self._files = Workers(AHEAD, "spark-log-data") if is_ahead else None
         self._thread = threading.Thread(target=self._run, name="spark-log-sender", daemon=True)
 
     def start(self) -> None:
@@ -166,7 +92,12 @@ class Sender:
         )
 
     def stop(self, timeout: float | None) -> None:
-        """Wait for what is left; what is not sent in time fails."""
+        """Wait for what is left; what is not sent in time fails.
+
+        Who asks in a callback, which one of the threads waited for here has called, does not wait.
+        """
+        if threading.get_ident() in self._own_threads:
+            return
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._give_up.set()
@@ -175,42 +106,113 @@ class Sender:
             self._thread.join(timeout)
 
     def _run(self) -> None:
+        self._own_threads.add(threading.get_ident())
         try:
-            self._send_all()
+            while (unit := self._accumulator.take()) is not None:
+                self._send(unit)
         finally:
+            for workers in (self._committer, self._files):
+                if workers is not None:
+                    workers.close()
             # By the thread that uses them: `stop` may have returned before this one is done.
             for writer in self.writers.values():
                 writer.topic.close()
 
-    def _send_all(self) -> None:
-        while (unit := self._accumulator.take()) is not None:
-            try:
-                self._send(unit)
-            except Exception as error:
-                # The last frame of this thread: whoever holds the future must hear of it.
-                unit.fail(error)
-            finally:
-                self._accumulator.done(unit)
-
     def _send(self, unit: Unit) -> None:
-        begun = time.monotonic()
-        deadline = begun + self._options.delivery_timeout_ms / 1000
         try:
-            writer = self.writer(unit.topic)
-            frames = unit.encode(writer.chooser, writer.partition_count, writer.codec)
-            if not frames:
-                unit.succeed(Appended(b"", time.time_ns() // 1_000_000, -1), False)
-                return
-            appended = self._commit(writer, frames, deadline)
-        except UnknownTopic as error:
-            self._forget(unit.topic)
-            self._fail(unit, error)
-        except LogError as error:
-            self._fail(unit, error)
+            ready = self._prepare(unit)
+            if self._committer is not None:
+                self._pass_on(ready, self._committer)
+        except Exception as error:
+            self._end(unit, error)
         else:
-            self._count(frames, time.monotonic() - begun)
+            if self._committer is None:
+                self._finish([ready], time.monotonic())
+
+    def _pass_on(self, ready: ReadyUnit, committer: Workers) -> None:
+        self._ready.append(ready)
+        try:
+            committer.submit(self._finish_next)
+        except BaseException:
+            self._ready.remove(ready)
+            raise
+
+    def _prepare(self, unit: Unit) -> ReadyUnit:
+        writer = self.writer(unit.topic)
+        unit.check_incarnation(writer.topic.incarnation)
+        frames = unit.encode(writer.chooser, writer.partition_count, writer.codec)
+        return ReadyUnit(unit, writer, frames, self._files)
+
+    def _finish_next(self) -> None:
+        """Commit what was begun first, with what is ready behind it. Only by the committer."""
+        if not self._ready:
+            return  # It went with the one before.
+        self._own_threads.add(threading.get_ident())
+        first, begun = self._ready.popleft(), time.monotonic()
+        first.wait()
+        group = [first]
+        # What could not be written to its file fails, or is tried again, alone.
+        while first.is_placed and self._ready and self._ready[0].is_placed:
+            if self._ready[0].writer is not first.writer:
+                break
+            group.append(self._ready.popleft())
+        self._finish(group, begun)
+
+    def _finish(self, group: list[ReadyUnit], begun: float) -> None:
+        try:
+            if self._give_up.is_set():
+                raise Closed("producer")
+            writer = group[0].writer
+            if self.writers.get(writer.name) is not writer:
+                # The topic was deleted meanwhile: this is for the one that took its place.
+                group = self._prepare_again(group)
+            if group:
+                self._commit(group, begun)
+        except BaseException as error:
+            if isinstance(error, UnknownTopic):
+                self._forget(group[0].unit.topic)
+            for ready in group:
+                self._end(ready.unit, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for ready in group:
+                self._accumulator.done(ready.unit)
+
+    def _prepare_again(self, group: list[ReadyUnit]) -> list[ReadyUnit]:
+        made = []
+        for ready in group:
+            try:
+                made.append(self._prepare(ready.unit))
+            except Exception as error:
+                self._end(ready.unit, error)
+        return made
+
+    def _end(self, unit: Unit, error: BaseException) -> None:
+        """Whoever holds the future must hear of any error: this is the last frame of a thread."""
+        if isinstance(error, LogError):
+            self.metrics.add("record-error", unit.record_count)
+        unit.fail(error)
+        self._accumulator.done(unit)
+
+    def _commit(self, group: list[ReadyUnit], begun: float) -> None:
+        writer = group[0].writer
+        appended = Appended(b"", time.time_ns() // 1_000_000, -1)
+        if any(ready.frames for ready in group):
+            appended = self._append(group, begun + self._options.delivery_timeout_ms / 1000)
+            seconds = time.monotonic() - begun
+            self._count([frame for ready in group for frame in ready.frames], seconds)
             writer.committed()
-            unit.succeed(appended, writer.is_log_append)
+        if len(group) == 1:
+            group[0].unit.succeed(appended, writer.is_log_append)
+            return
+        start = 0
+        for ready in group:
+            end = start + len(ready.frames) * ROW.size
+            ready.unit.succeed(
+                appended._replace(table=appended.table[start:end]), writer.is_log_append
+            )
+            start = end
 
     def _count(self, frames: Placed, seconds: float) -> None:
         totals = self.metrics.totals
@@ -220,20 +222,17 @@ class Sender:
             totals["record-send"] += frame.record_count
             totals["byte"] += frame.byte_length
 
-    def _fail(self, unit: Unit, error: LogError) -> None:
-        self.metrics.add("record-error", unit.record_count)
-        unit.fail(error)
-
-    def _commit(self, writer: TopicWriter, frames: Placed, deadline: float) -> Appended:
+    def _append(self, group: list[ReadyUnit], deadline: float) -> Appended:
         """Try until it is committed, refused, or the deadline has passed."""
+        writer = group[0].writer
         author = writer.author()
-        placed: Placed | None = None  # Once it is written, every try names the same file.
+        placed: Placed | None = None
         is_first = True
         is_unknown = False  # Whether one of the tries may have been carried out.
         while True:
             try:
                 if placed is None:
-                    placed = _by_reference(writer.topic, frames)
+                    placed = [frame for ready in group for frame in ready.place()]
                 return writer.topic.append(
                     placed,
                     author,
@@ -264,7 +263,7 @@ class Sender:
                         f"last one failed: {error}"
                     ) from error
                 self._give_up.wait(_PAUSE_SECONDS)
-            self.metrics.add("record-retry", sum(frame.record_count for _, frame in frames))
+            self.metrics.add("record-retry", sum(ready.unit.record_count for ready in group))
             is_first = is_first and placed is None
 
     def _patience_ms(self, deadline: float) -> int:

@@ -15,7 +15,7 @@ from broker.batch import Frame
 from broker.columns import to_records
 from broker.commit import ROW, Placeable, results
 from broker.data_file import DataFile
-from broker.errors import UnknownPartition
+from broker.errors import TransactionError, UnknownPartition
 from broker.futures import Completion
 from broker.ledger import Appended
 from broker.partitioner import PartitionChooser
@@ -38,6 +38,9 @@ class Unit(Completion):
         self.created = time.monotonic()
         self.byte_count = 0
         self._appended: Appended | None = None
+
+    def check_incarnation(self, incarnation: int) -> None:
+        """Refuse what was made for a topic that was deleted, and another has taken its place."""
 
     def encode(self, chooser: PartitionChooser, partition_count: int, codec: str) -> Placed:
         """Choose partitions and return the frames, in the order to be kept."""
@@ -232,14 +235,24 @@ class ColumnarUnit(Unit):
 class TransactionUnit(Unit):
     """Several units that become one commit. They are encoded as they fill up."""
 
-    __slots__ = ("_inline_bytes", "_placed", "_spill", "_units")
+    __slots__ = ("_incarnation", "_inline_bytes", "_placed", "_spill", "_units")
 
-    def __init__(self, topic: str, spill: DataFile) -> None:
+    def __init__(self, topic: str, incarnation: int, spill: DataFile) -> None:
         super().__init__(topic)
+        self._incarnation = incarnation
         self._units: list[tuple[Unit, int]] = []
         self._placed: Placed = []
         self._inline_bytes = 0
         self._spill = spill
+
+    def check_incarnation(self, incarnation: int) -> None:
+        """What is in its file is in the folder of the topic that is gone."""
+        if incarnation != self._incarnation:
+            self._spill.discard()
+            raise TransactionError(
+                f"topic {self.topic!r} was deleted and made again since the transaction began; "
+                "nothing of it was sent"
+            )
 
     def add(self, unit: Unit, chooser: PartitionChooser, partition_count: int, codec: str) -> None:
         """Encode a unit now; what is much goes to a file, so that memory stays bounded."""

@@ -143,7 +143,8 @@ def transaction(sequence: int, *placed: tuple[int, list[bytes]]) -> Step:
         topic = session.topic()
         if session.tried is None and session.owner is None:
             session.owner = topic.fence(TRANSACTIONAL_ID)
-        unit = TransactionUnit(NAME, DataFile(session.storage, topic.directory))
+        spill = DataFile(session.storage, topic.directory)
+        unit = TransactionUnit(NAME, topic.incarnation, spill)
         for partition, values in placed:
             buffer = RecordBuffer(NAME)
             buffer.values, buffer.keys = list(values), [None] * len(values)
