@@ -691,6 +691,27 @@ def test_info_shows_what_the_log_holds(run: Run, filled: broker.Log, root: Path)
     assert "records     6\n" in run("info").stdout
 
 
+@pytest.mark.parametrize("root", ["hdfs", "s3"], indirect=True)
+def test_the_commands_work_on_a_store_too(run: Run, spawn: Run) -> None:
+    assert run("topic", "create", "clicks", "--partitions", 2).returncode == 0
+    lines = "".join(f"k{number}\tv{number}\n" for number in range(100))
+    sent = spawn("produce", "clicks", "--key-separator", "\t", stdin=lines)
+    assert sent.returncode == 0, sent.stderr
+    read = run("consume", "clicks", "--from-beginning", "--group", "night")
+    assert sorted(read.stdout.split()) == sorted(f"v{number}" for number in range(100))
+    group = json.loads(run("group", "describe", "night", "--json").stdout)
+    assert group["lag"] == 0
+    assert run("maintain", "clicks", "--seal").returncode == 0
+    assert run("topic", "truncate", "clicks", "--partition", 0, "--before", 1).returncode == 0
+    described = json.loads(run("topic", "describe", "clicks", "--json").stdout)
+    assert described["records"] == 99
+    verified = run("verify")
+    assert verified.returncode == 0, verified.stdout
+    assert run("group", "delete", "night").returncode == 0
+    assert run("topic", "delete", "clicks").returncode == 0
+    assert run("topic", "list", "--json").stdout.strip() == "[]"
+
+
 def test_the_version_and_the_help_are_printed(run: Run) -> None:
     assert run("--version").stdout.startswith("spark-log, version ")
     text = run("-h").stdout

@@ -87,6 +87,7 @@ def settle(*consumers: Consumer, partitions: int = 4) -> list[Any]:
     return poll_until(consumers, is_settled)
 
 
+@pytest.mark.every_store
 def test_one_member_reads_everything(log: Log, members: Members) -> None:
     fill(log, 100)
     one = members("t")
@@ -99,6 +100,7 @@ def test_one_member_reads_everything(log: Log, members: Members) -> None:
     assert sorted(map(int, seen)) == list(range(100))
 
 
+@pytest.mark.every_store
 def test_members_share_and_each_record_goes_to_one(log: Log, members: Members) -> None:
     one, two = members("t"), members("t")
     settle(one, two)
@@ -123,6 +125,7 @@ def test_groups_see_everything_each(log: Log, members: Members) -> None:
         assert seen == 40
 
 
+@pytest.mark.every_store
 def test_a_new_group_goes_on_where_the_old_members_stopped(log: Log, members: Members) -> None:
     fill(log, 40)
     one = members("t", enable_auto_commit=False)
@@ -149,6 +152,7 @@ def read_all(consumer: Consumer, count: int) -> list[Any]:
     return seen
 
 
+@pytest.mark.every_store
 def test_closing_commits_what_was_given_out(log: Log, members: Members) -> None:
     fill(log, 40)
     one = members("t")
@@ -249,6 +253,7 @@ def test_without_auto_commit_nothing_is_committed(log: Log, members: Members) ->
     assert log.group_positions("g") == {}
 
 
+@pytest.mark.every_store
 def test_auto_commit_happens_while_polling(log: Log, members: Members) -> None:
     fill(log, 40)
     one = members("t", auto_commit_interval_ms=10)
@@ -331,6 +336,7 @@ def test_listeners_hear_what_comes_and_goes(log: Log, members: Members) -> None:
     assert second.heard[1:] == [("assigned", [0, 1])]
 
 
+@pytest.mark.every_store
 def test_the_rest_goes_on_during_a_hand_over(log: Log, members: Members) -> None:
     """A partition that is being handed over does not stop the others."""
     one = members("t")
@@ -344,6 +350,7 @@ def test_the_rest_goes_on_during_a_hand_over(log: Log, members: Members) -> None
     assert seen, f"nothing was read in generation {before}"
 
 
+@pytest.mark.every_store
 def test_a_revoked_listener_may_still_commit(log: Log, members: Members) -> None:
     class Committing(Recorder):
         def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
@@ -448,6 +455,7 @@ def evict(log: Log, consumer: Any) -> None:
     group.close()
 
 
+@pytest.mark.every_store
 def test_an_evicted_member_cannot_commit_and_comes_back_as_another(
     log: Log, members: Members
 ) -> None:
@@ -490,6 +498,7 @@ def test_a_slow_loop_body_does_not_go_on_with_what_is_anothers(log: Log, members
     assert next(records).offset == 20
 
 
+@pytest.mark.every_store
 def test_a_static_member_keeps_its_share_over_a_restart(log: Log, members: Members) -> None:
     one = members("t", group_instance_id="one")
     two = members("t", group_instance_id="two")
@@ -532,6 +541,7 @@ def test_who_has_not_looked_at_the_topics_lately_believes_who_has(
     assert one.generation == two.generation == generation + 1
 
 
+@pytest.mark.every_store
 def test_a_second_process_with_the_same_instance_fences_the_first(
     log: Log, members: Members
 ) -> None:
@@ -572,6 +582,7 @@ def test_a_static_member_that_stays_away_loses_its_share(log: Log, members: Memb
     poll_until([two], lambda: len(two.assignment()) == 4)
 
 
+@pytest.mark.every_store
 def test_a_group_deleted_under_a_member_stops_it(log: Log, members: Members) -> None:
     one = members("t")
     settle(one)
@@ -602,6 +613,7 @@ def test_a_member_reads_what_the_group_lost_in_a_power_cut_only_when_told(
         assert read_all(one, 1)
 
 
+@pytest.mark.every_store
 def test_assign_reads_outside_the_group_and_commits_while_it_is_empty(
     log: Log, members: Members
 ) -> None:

@@ -19,7 +19,7 @@ from broker.group.assignment import STRATEGIES
 from broker.group.group import Group
 from broker.group.rebalance import make_assignment
 from broker.group.state import GroupState, KnownTopic, Member
-from broker.storage import LocalStorage
+from broker.storage import LocalStorage, Storage
 
 TOPIC = "t"
 
@@ -168,12 +168,12 @@ TestGroupMachine.settings = settings(
 
 
 @pytest.fixture
-def opened(root: Path) -> Group:
-    storage = LocalStorage(str(root))
+def opened(storage: Storage) -> Group:
     group.create(storage, "g", 1)
     return Group(storage, "g", 1, write=True)
 
 
+@pytest.mark.every_store
 def test_a_partition_is_given_up_before_another_gets_it(opened: Group) -> None:
     opened.join(member("a"))
     assign(opened, 2)
@@ -186,6 +186,7 @@ def test_a_partition_is_given_up_before_another_gets_it(opened: Group) -> None:
     assert opened.state.generation == 2
 
 
+@pytest.mark.every_store
 def test_an_old_generations_position_is_refused(opened: Group) -> None:
     opened.join(member("a"))
     assign(opened, 1)
@@ -202,6 +203,7 @@ def test_an_old_generations_position_is_refused(opened: Group) -> None:
     opened.commit_positions({place(0): position(1)}, member_id="b", generation=3)
 
 
+@pytest.mark.every_store
 def test_a_static_member_comes_back_without_a_generation(opened: Group) -> None:
     opened.join(member("a", "one"))
     opened.join(member("b", "two"))
@@ -221,6 +223,7 @@ def test_a_static_member_that_wants_something_else_is_assigned_anew(opened: Grou
     assert opened.state.is_unsettled
 
 
+@pytest.mark.every_store
 def test_who_was_evicted_evicts_nobody(opened: Group) -> None:
     opened.join(member("a"))
     opened.join(member("b"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.group.lease import Lease, LeaseWatch, encode, is_closed
-from broker.storage import LocalStorage
+from broker.storage import Storage
 
 
 class Others:
@@ -62,7 +62,8 @@ def test_a_member_that_has_just_moved_is_not_still(others: Others) -> None:
     assert not others.watch.is_still("a")
 
 
-def test_every_renewal_changes_the_file(storage: LocalStorage) -> None:
+@pytest.mark.every_store
+def test_every_renewal_changes_the_file(storage: Storage) -> None:
     lease = Lease(storage, "groups/g/1", "m")
     seen = set()
     for _ in range(5):
@@ -73,7 +74,8 @@ def test_every_renewal_changes_the_file(storage: LocalStorage) -> None:
     assert storage.read("groups/g/1/leases/m") is None
 
 
-def test_a_closed_lease_says_so(storage: LocalStorage) -> None:
+@pytest.mark.every_store
+def test_a_closed_lease_says_so(storage: Storage) -> None:
     lease = Lease(storage, "groups/g/1", "m")
     lease.renew()
     assert not is_closed(storage.read("groups/g/1/leases/m"))
