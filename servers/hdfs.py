@@ -29,6 +29,8 @@ _SETTINGS = {
     "dfs.namenode.replication.min": "1",
     "dfs.heartbeat.interval": "1",
     "dfs.namenode.heartbeat.recheck-interval": "1000",
+    # A copy asked of a datanode that died meanwhile is soon asked of another, not in 5 minutes.
+    "dfs.namenode.reconstruction.pending.timeout-sec": "5",
     # Blocks of a few bytes, so that small tests cross the border between two.
     "dfs.namenode.fs-limits.min-block-size": "1",
     # Half a minute of safe mode after every block is there serves only large clusters.

@@ -25,10 +25,10 @@ class S3Server:
     def __init__(self, directory: Path, bucket: str) -> None:
         """Use `start`: this does not wait until the server answers."""
         self.bucket = bucket
-        self._port = free_port()
+        self.port = free_port()
         self._children = Children()
         self._log = directory / "s3.log"
-        command = [sys.executable, "-m", "moto.server", "--host", HOST, "--port", str(self._port)]
+        command = [sys.executable, "-m", "moto.server", "--host", HOST, "--port", str(self.port)]
         self._process = self._children.start(command, self._log)
 
     @classmethod
@@ -49,7 +49,7 @@ class S3Server:
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://{HOST}:{self._port}"
+        return f"http://{HOST}:{self.port}"
 
     @property
     def address(self) -> str:

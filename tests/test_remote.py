@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import deltalake
 import pyarrow as pa
 import pytest
+from cutting_proxy import CuttingProxy
 from faulty_store import LossyStore, fresh_store
 
 import broker
@@ -140,6 +141,40 @@ def test_an_answer_that_is_lost_at_any_request_neither_loses_nor_doubles(
     # Most of the time they wait before they ask again.
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lose, range(total)))
+
+
+def open_through(proxy: CuttingProxy, server: HdfsCluster | S3Server, name: str) -> Log:
+    """Open a log whose name node, or whose S3 server, is behind the proxy."""
+    if isinstance(server, HdfsCluster):
+        return open_on(HdfsStore(f"hdfs://127.0.0.1:{proxy.port}/{name}", server.client_options))
+    options = {**server.client_options, "endpoint_url": f"http://127.0.0.1:{proxy.port}"}
+    return open_on(S3Store(f"{server.address}/{name}", {**options, "poll.ms": "100"}))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", ["hdfs_cluster", "s3_server"])
+@pytest.mark.parametrize("cuts", [4, pytest.param(40, marks=pytest.mark.torture)])
+def test_a_connection_that_is_cut_at_a_request_neither_loses_nor_doubles(
+    request: pytest.FixtureRequest, cuts: int, kind: str, after: bool
+) -> None:
+    """The real drivers, which ask again by themselves, and may meet what they did."""
+    server: HdfsCluster | S3Server = request.getfixturevalue(kind)
+
+    def run(at: int) -> int:
+        name = uuid.uuid4().hex
+        with CuttingProxy("127.0.0.1", server.port, at=at, after=after) as proxy:
+            expected = workload(open_through(proxy, server, name))
+            assert proxy.is_cut == (at >= 0)
+        with CuttingProxy("127.0.0.1", server.port) as whole:
+            log = open_through(whole, server, name)
+            assert values(log) == expected, f"cut {'after' if after else 'before'} {at}"
+            assert not log.verify().damage
+        return proxy.request_count
+
+    count = run(-1)
+    assert count > 60
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(run, range(int(after), count * 9 // 10, count // cuts)))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
