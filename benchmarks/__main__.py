@@ -39,6 +39,11 @@ def main() -> int:
         return scaling.main()
     if wanted == ["check-simulation"]:
         return check_simulation.main()
+    names = [f"{suite}.{one.__name__}" for suite, (_, all_) in SUITES.items() for one in all_]
+    for part in wanted:
+        if not any(part in name for name in names):
+            print(f"no benchmark has {part!r} in its name; there are:", *names, file=sys.stderr)
+            return 2
     for suite, (title, benchmarks) in SUITES.items():
         chosen = [
             one
