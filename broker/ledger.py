@@ -504,7 +504,7 @@ class Ledger(ABC, Generic[State]):
             self._roll()
         except Conflict:
             return  # Somebody else's commit came first; whoever commits next ends the file.
-        except LogError as error:
+        except (LogError, RuntimeError) as error:  # Python raises that when no thread can begin.
             logger.warning("could not begin the next journal file of %s: %s", self.name, error)
 
     def _roll(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import broker
@@ -137,3 +139,23 @@ def test_log_append_time_is_the_commits_time(log: broker.Log) -> None:
         (records,) = consumer.poll(1000).values()
     assert (records[0].timestamp, records[0].timestamp_type) == (sent.timestamp, 1)
     assert sent.timestamp > 5
+
+
+def test_a_commit_stands_when_no_thread_can_begin_to_finish_its_file(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == topic._finisher._name:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    fill_a_file(topic)
+    topic.append([(0, frame(b"next"))], Author(new_token()))
+    again = Topic(topic.storage, "t", 1)
+    again.refresh()
+    assert again.state.ends == topic.state.ends
+    monkeypatch.undo()
+    fill_a_file(topic)
