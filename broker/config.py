@@ -37,6 +37,8 @@ class Rule:
             return self._choice(name, value)
         if self.kind is bool:
             return _boolean(name, value)
+        if self.kind is str:
+            return _text(name, value)
         parsed = self._number(name, value)
         if self.at_least is not None and parsed < self.at_least:
             raise InvalidOption(f"{name}={value!r} is too small; use at least {self.at_least:g}")
@@ -62,6 +64,12 @@ class Rule:
             return parsed
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidOption(f"{name}={value!r} is not {noun}") from error
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidOption(f"{name}={value!r} is not a text")
+    return value
 
 
 def _boolean(name: str, value: object) -> bool:
@@ -121,6 +129,50 @@ def parse_group_settings(given: Mapping[str, object]) -> dict[str, Any]:
         if name not in GROUP_SETTINGS:
             raise unknown_name("group setting", name, GROUP_SETTINGS)
     return {name: GROUP_SETTINGS[name][0].parse(name, value) for name, value in given.items()}
+
+
+_TEXT = Rule(str, is_optional=True)
+_POLL = Rule(int, at_least=1, at_most=86_400_000)
+
+# Options of a store's driver, by the kind of store.
+STORAGE_OPTIONS: dict[str, dict[str, tuple[Rule, Any]]] = {
+    "hdfs": {
+        "kerberos_cache": (_TEXT, None),
+        "kerberos_keytab": (_TEXT, None),
+        "kerberos_principal": (_TEXT, None),
+        "poll.ms": (_POLL, 100),
+        "user": (_TEXT, None),
+    },
+    "memory": {"poll.ms": (_POLL, 10)},
+    "s3": {
+        "anon": (Rule(bool), False),
+        "endpoint_url": (_TEXT, None),
+        "key": (_TEXT, None),
+        "poll.ms": (_POLL, 1000),
+        "profile": (_TEXT, None),
+        "region": (_TEXT, None),
+        "secret": (_TEXT, None),
+        "token": (_TEXT, None),
+    },
+}
+# HDFS's client also takes what Hadoop's own would.
+HADOOP_PREFIXES = ("dfs.", "fs.", "hadoop.", "ipc.")
+
+
+def is_storage_option(kind: str, name: str) -> bool:
+    return name in STORAGE_OPTIONS[kind] or (kind == "hdfs" and name.startswith(HADOOP_PREFIXES))
+
+
+def parse_storage_options(kind: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return every option of a kind of store: what was given, and the defaults."""
+    known = STORAGE_OPTIONS[kind]
+    parsed = {name: default for name, (_rule, default) in known.items()}
+    for name, value in given.items():
+        if not is_storage_option(kind, name):
+            raise unknown_name(f"storage option of {kind}", name, known)
+        rule = known[name][0] if name in known else _TEXT
+        parsed[name] = rule.parse(f"storage option {name}", value)
+    return parsed
 
 
 def _option(default: Any, rule: Rule | None = None) -> Any:

@@ -12,10 +12,12 @@ import pytest
 import broker
 from broker.config import (
     GROUP_SETTINGS,
+    STORAGE_OPTIONS,
     TOPIC_SETTINGS,
     ConsumerOptions,
     ProducerOptions,
     parse_options,
+    parse_storage_options,
     parse_topic_settings,
 )
 
@@ -48,11 +50,18 @@ def test_conf_lists_every_client_option_with_its_default(name: str, options: Any
     assert read(name) == defaults
 
 
-@pytest.mark.parametrize("name", ["topic", "group", "producer", "consumer"])
+@pytest.mark.parametrize("kind", ["hdfs", "s3"])
+def test_conf_lists_every_storage_option_with_its_default(kind: str) -> None:
+    defaults = {name: default for name, (_, default) in STORAGE_OPTIONS[kind].items()}
+    listed = read("storage")[kind]
+    assert listed == {name: "" if one is None else one for name, one in defaults.items()}
+
+
+@pytest.mark.parametrize("name", ["topic", "group", "producer", "consumer", "storage"])
 def test_conf_says_why_for_every_setting(name: str) -> None:
     lines = (CONF / f"{name}.toml").read_text().splitlines()
     for before, line in zip(lines, lines[1:], strict=False):
-        if line and not line.startswith("#"):
+        if line and not line.startswith(("#", "[")):
             assert before.startswith("# "), f"{name}.toml: {line} has no reason"
 
 
@@ -87,3 +96,32 @@ def test_a_wrong_producer_option_is_named(given: dict[str, Any], message: str) -
 
 def test_numbers_may_come_as_text() -> None:
     assert parse_options(ProducerOptions, "producer", {"linger_ms": "5"}).linger_ms == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("hdfs", {"pol.ms": "5"}, "unknown storage option of hdfs 'pol.ms'; did you mean 'poll.ms"),
+        ("hdfs", {"region": "x"}, "unknown storage option of hdfs 'region'; known: kerberos_cache"),
+        ("s3", {"regin": "x"}, "unknown storage option of s3 'regin'; did you mean 'region'?"),
+        ("s3", {"dfs.replication": "2"}, "unknown storage option of s3 'dfs.replication'; known"),
+        ("s3", {"poll.ms": "soon"}, "storage option poll.ms='soon' is not a whole number"),
+        ("s3", {"poll.ms": "-4"}, "storage option poll.ms='-4' is too small; use at least 1"),
+        ("hdfs", {"poll.ms": "nan"}, "storage option poll.ms='nan' is not a whole number"),
+        ("s3", {"anon": "perhaps"}, "storage option anon='perhaps' is not true or false"),
+        ("s3", {"key": ""}, "storage option key='' is not a text"),
+        ("hdfs", {"dfs.replication": ""}, "storage option dfs.replication='' is not a text"),
+    ],
+)
+def test_a_wrong_storage_option_is_refused_in_one_clear_line(
+    kind: str, given: dict[str, str], message: str
+) -> None:
+    with pytest.raises(broker.InvalidOption) as refused:
+        parse_storage_options(kind, given)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_hdfs_takes_hadoops_own_settings_too() -> None:
+    parsed = parse_storage_options("hdfs", {"dfs.replication": "2", "poll.ms": "50"})
+    assert (parsed["dfs.replication"], parsed["poll.ms"], parsed["user"]) == ("2", 50, None)

@@ -17,7 +17,8 @@ import pytest
 
 import broker
 from broker.errors import AlreadyExists, Conflict, CorruptLog, DiskFull, LockTimeout, StorageError
-from broker.storage import LocalStorage, RemoteStorage, Storage
+from broker.storage import LocalStorage, RemoteStorage, Storage, hdfs
+from broker.storage.hdfs import HdfsStore
 from broker.storage.open import _remote, open_storage
 
 
@@ -229,6 +230,45 @@ def test_overwriting_replaces_bytes_in_place(storage: LocalStorage) -> None:
 def test_an_address_that_is_not_understood_is_refused(address: str) -> None:
     with pytest.raises(broker.InvalidOption):
         open_storage(address)
+
+
+def test_storage_options_are_refused_where_there_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(broker.InvalidOption, match="'region' is for hdfs:// and s3://, not for"):
+        broker.open(tmp_path / "log", storage={"region": "x"})
+    assert not (tmp_path / "log").exists()
+
+
+def test_variables_give_a_store_its_own_options_and_not_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPARK_LOG_STORAGE_POLL__MS", "7000")
+    monkeypatch.setenv("SPARK_LOG_STORAGE_REGION", "here")
+    for root, options in (
+        ("s3://bucket/log", {"poll.ms": "7000", "region": "here"}),
+        ("hdfs://host:9000/log", {"poll.ms": "7000"}),
+    ):
+        storage = open_storage(root)
+        assert isinstance(storage, RemoteStorage)
+        assert storage.options == options
+        assert storage._store.poll_seconds == 7
+    monkeypatch.setenv("SPARK_LOG_STORAGE_REGIN", "there")
+    with pytest.raises(broker.InvalidOption, match="'regin'; did you mean 'region'"):
+        open_storage("s3://bucket/log")
+
+
+def test_a_number_given_as_a_storage_option_is_handed_on_as_text() -> None:
+    storage = open_storage("s3://bucket/log", {"poll.ms": 5, "anon": True, "profile": None})  # type: ignore[dict-item]
+    assert storage.options == {"poll.ms": "5", "anon": "true"}  # type: ignore[union-attr]
+
+
+def test_a_process_is_one_user_on_hdfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HADOOP_USER_NAME", "somebody")
+    monkeypatch.setattr(hdfs, "_user_given", None)
+    for _ in range(2):
+        HdfsStore("hdfs://host:9000/log", {"user": "ann"})
+    assert os.environ["HADOOP_USER_NAME"] == "ann"
+    with pytest.raises(broker.InvalidOption, match="is 'ann' on HDFS already; use another process"):
+        HdfsStore("hdfs://host:9000/other", {"user": "ben"})
 
 
 def test_a_file_address_may_hold_escaped_characters(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 
 import hdfs_native
 
+from broker.config import HADOOP_PREFIXES, parse_storage_options
 from broker.errors import AlreadyExists, InvalidOption, StorageError, StoreUnavailable
 from broker.storage.hedge import Hedge
 from broker.storage.reach import check_reachable
@@ -47,6 +48,7 @@ _BLOCK_BYTES = 4 << 20
 _SMALL_BYTES_MAX = 1 << 20
 # Where Hadoop's name nodes listen unless told otherwise.
 _PORT = 8020
+_KERBEROS = ("kerberos_cache", "kerberos_keytab", "kerberos_principal")
 
 
 class HdfsStore:
@@ -55,7 +57,7 @@ class HdfsStore:
     Args:
         address: `hdfs://host:port/folder`, where the port may be left out if it is 8020, or
             `hdfs://nameservice/folder` with Hadoop's own configuration in `HADOOP_CONF_DIR`.
-        options: `dfs.*` settings of the client; `poll.ms`.
+        options: those of `STORAGE_OPTIONS`, and Hadoop's own settings of a client.
     """
 
     is_known = True
@@ -66,13 +68,15 @@ class HdfsStore:
             raise InvalidOption(
                 f"{address} names no name node; write hdfs://host:port/folder of your HDFS"
             )
-        rest = dict(options)
-        self.poll_seconds = float(rest.pop("poll.ms", 100)) / 1000
+        given = parse_storage_options("hdfs", options)
+        self.poll_seconds = given["poll.ms"] / 1000
         self._folder = unquote(parts.path).rstrip("/")
-        user = rest.pop("user", None)
-        if user is not None:
-            os.environ["HADOOP_USER_NAME"] = user
-        self._settings = {**_DEFAULTS, **rest}
+        if given["user"] is not None:
+            _be(given["user"])
+        self._settings = _DEFAULTS | {
+            name: text for name, text in given.items() if name.startswith(HADOOP_PREFIXES)
+        }
+        self._credentials = {name: given[name] for name in _KERBEROS}
         self._server = f"hdfs://{_name_node(parts, self._settings)}"
         self.root = f"{self._server}{self._folder}"
         self._clients: dict[int, _Client] = {}
@@ -203,7 +207,9 @@ class HdfsStore:
                     _Client.check_not_forked(self.root)
                     self._check_reachable()
                     try:
-                        client = _Client(hdfs_native.Client(self._server, self._settings))
+                        client = _Client(
+                            hdfs_native.Client(self._server, self._settings, **self._credentials)
+                        )
                     except (OSError, RuntimeError, ValueError) as error:
                         raise _translate(error, self.root) from error
                     self._clients = {process_id: client}
@@ -264,6 +270,20 @@ class _Client:
 
 # The child does not release them.
 os.register_at_fork(before=_Client.hold_all, after_in_parent=_Client.release_all)
+
+
+_user_given: str | None = None
+
+
+def _be(user: str) -> None:
+    """Let this process be this user. The driver knows one for all of its connections."""
+    global _user_given
+    if _user_given not in (None, user):
+        raise InvalidOption(
+            f"storage option user={user!r}: this process is {_user_given!r} on HDFS already; use "
+            "another process"
+        )
+    _user_given = os.environ["HADOOP_USER_NAME"] = user
 
 
 def _let_go(writer: Any) -> None:

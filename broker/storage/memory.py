@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import BinaryIO
 
+from broker.config import parse_storage_options
 from broker.errors import AlreadyExists, StorageError
 from broker.storage.store import Entry
 
@@ -49,9 +51,9 @@ class MemoryStore:
     _lock = threading.RLock()
     is_known = True
 
-    def __init__(self, root: str, poll_seconds: float = 0.01) -> None:
+    def __init__(self, root: str, options: Mapping[str, str] | None = None) -> None:
         self.root = root
-        self.poll_seconds = poll_seconds
+        self.poll_seconds = parse_storage_options("memory", options or {})["poll.ms"] / 1000
         with self._lock:
             self._contents = self._everything.setdefault(root, _Contents())
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from broker.config import STORAGE_OPTIONS, is_storage_option
 from broker.errors import InvalidOption
 from broker.storage.local import LocalStorage
 from broker.storage.memory import MemoryStore
@@ -25,6 +26,7 @@ _REFUSED = {
     "az": "Azure",
     "webhdfs": "WebHDFS (its create always overwrites)",
 }
+_KINDS = {"hdfs": "hdfs", "s3": "s3", "s3a": "s3", "s3n": "s3", "memory": "memory"}
 _ENVIRONMENT = "SPARK_LOG_STORAGE_"
 
 # Those of one process that open the same place share its connections and what they have read.
@@ -41,17 +43,29 @@ def open_storage(root: str | os.PathLike[str], options: Mapping[str, str] | None
             from variables `SPARK_LOG_STORAGE_<NAME>`.
     """
     text = _check_root(root)
-    given = _from_environment() | dict(options or {})
-    if "://" not in text:
-        return LocalStorage(os.path.expanduser(text))
-    address = urlsplit(text)
-    if address.scheme == "file" and address.netloc in ("", "localhost"):
-        return LocalStorage(unquote(address.path))
+    path = _local_path(text)
+    if path is not None:
+        for name in options or ():
+            raise InvalidOption(f"storage option {name!r} is for hdfs:// and s3://, not for {text}")
+        return LocalStorage(path)
+    scheme = text.partition("://")[0].lower()
+    kind = _KINDS.get(scheme)
+    if kind is None:
+        raise _unknown_store(scheme, text)
+    given = _from_environment(kind) | _as_text(options or {})
     key = text, tuple(sorted(given.items()))
     with _lock:
         if key not in _remote:
-            _remote[key] = RemoteStorage(_open_store(address.scheme, text, given), options=given)
+            _remote[key] = RemoteStorage(_open_store(kind, text, given), options=given)
         return _remote[key]
+
+
+def _local_path(root: str) -> str | None:
+    if "://" not in root:
+        return os.path.expanduser(root)
+    address = urlsplit(root)
+    is_local = address.scheme == "file" and address.netloc in ("", "localhost")
+    return unquote(address.path) if is_local else None
 
 
 def _check_root(root: Any) -> str:
@@ -72,29 +86,36 @@ def environment(options: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _open_store(scheme: str, address: str, options: Mapping[str, str]) -> ObjectStore:
-    if scheme == "hdfs":
+def _as_text(options: Mapping[str, object]) -> dict[str, str]:
+    """Return options as variables and Spark would hand them over; None is not set."""
+    return {
+        str(name): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+def _open_store(kind: str, address: str, options: Mapping[str, str]) -> ObjectStore:
+    if kind == "hdfs":
         try:
             from broker.storage.hdfs import HdfsStore
         except ImportError:
             raise _not_installed(address, "hdfs-native", "hdfs") from None
         return HdfsStore(address, options)
-    if scheme in ("s3", "s3a", "s3n"):
+    if kind == "s3":
         try:
             from broker.storage.s3 import S3Store
         except ImportError:
             raise _not_installed(address, "s3fs", "s3") from None
         return S3Store(address, options)
-    if scheme == "memory":
-        return MemoryStore(address)
+    return MemoryStore(address, options)
+
+
+def _unknown_store(scheme: str, address: str) -> InvalidOption:
+    reason = f"{scheme}:// is not known"
     if scheme in _REFUSED:
-        raise InvalidOption(
-            f"cannot open {address}: {_REFUSED[scheme]} was not shown to be safe for a log; "
-            "use a local path, hdfs:// or s3://"
-        )
-    raise InvalidOption(
-        f"cannot open {address}: {scheme}:// is not known; use a local path, hdfs:// or s3://"
-    )
+        reason = f"{_REFUSED[scheme]} was not shown to be safe for a log"
+    return InvalidOption(f"cannot open {address}: {reason}; use a local path, hdfs:// or s3://")
 
 
 def _not_installed(address: str, package: str, extra: str) -> InvalidOption:
@@ -104,9 +125,17 @@ def _not_installed(address: str, package: str, extra: str) -> InvalidOption:
     )
 
 
-def _from_environment() -> dict[str, str]:
-    return {
+def _from_environment(kind: str) -> dict[str, str]:
+    """Return the options that variables give, but for those that only other stores have."""
+    found = {
         name[len(_ENVIRONMENT) :].lower().replace("__", "."): value
         for name, value in os.environ.items()
         if name.startswith(_ENVIRONMENT)
+    }
+    others = [other for other in STORAGE_OPTIONS if other != kind]
+    return {
+        name: value
+        for name, value in found.items()
+        if is_storage_option(kind, name)
+        or not any(is_storage_option(other, name) for other in others)
     }

@@ -20,19 +20,15 @@ from urllib.request import getproxies, proxy_bypass
 import s3fs
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-from broker.errors import (
-    AlreadyExists,
-    InvalidOption,
-    StorageError,
-    StoreUnavailable,
-    unknown_name,
-)
+from broker.config import parse_storage_options
+from broker.errors import AlreadyExists, InvalidOption, StorageError, StoreUnavailable
 from broker.storage.reach import check_reachable
 from broker.storage.store import Entry
 
 Answer = TypeVar("Answer")
 
-_OPTIONS = ("endpoint_url", "key", "secret", "token", "profile", "anon", "region", "poll.ms")
+# Options that s3fs takes under the same names.
+_ARGUMENTS = ("anon", "endpoint_url", "key", "profile", "secret", "token")
 _PART_BYTES = 16 << 20
 
 
@@ -41,7 +37,8 @@ class S3Store:
 
     Args:
         address: `s3://bucket/prefix`.
-        options: see `_OPTIONS`; credentials that are not given are found as boto finds them.
+        options: those of `STORAGE_OPTIONS`; credentials that are not given are found as boto
+            finds them.
     """
 
     def __init__(self, address: str, options: Mapping[str, str]) -> None:
@@ -51,11 +48,11 @@ class S3Store:
         self._bucket = parts.netloc
         self._prefix = parts.path.strip("/")
         self.root = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-        rest = dict(options)
-        self.poll_seconds = float(rest.pop("poll.ms", 1000)) / 1000
-        self._arguments = _arguments(rest)
+        given = parse_storage_options("s3", options)
+        self.poll_seconds = given["poll.ms"] / 1000
+        self._arguments = _arguments(given)
         # Amazon's own is; what else speaks the protocol may not heed the condition.
-        self._endpoint = rest.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL")
+        self._endpoint = given["endpoint_url"] or os.environ.get("AWS_ENDPOINT_URL")
         self.is_known = self._endpoint is None
         self._systems: dict[int, s3fs.S3FileSystem] = {}
         self._lock = threading.Lock()
@@ -250,20 +247,10 @@ def _code(error: Exception) -> str:
     return str(cause.response.get("Error", {}).get("Code", ""))
 
 
-def _arguments(options: dict[str, str]) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
-    client: dict[str, Any] = {}
-    for name, value in options.items():
-        if name == "region":
-            client["region_name"] = value
-        elif name == "anon":
-            arguments["anon"] = value.lower() == "true"
-        elif name in _OPTIONS:
-            arguments[name] = value
-        else:
-            raise unknown_name("storage option", name, _OPTIONS)
-    if client:
-        arguments["client_kwargs"] = client
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {name: given[name] for name in _ARGUMENTS if given[name]}
+    if given["region"] is not None:
+        arguments["client_kwargs"] = {"region_name": given["region"]}
     return arguments
 
 
