@@ -124,6 +124,7 @@ class SendFuture(Generic[Result]):
 def _call(callback: Callable[[], None]) -> None:
     try:
         callback()
-    except Exception:
-        # The user's function failed, not the send: say so, and go on with the others.
+    except (Exception, SystemExit):
+        # The user's function failed, not the send: say so, and go on with the others. Also if it
+        # calls `sys.exit`: that would end the sender's thread only, and others wait for it.
         logger.exception("a callback of send() failed")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -595,6 +595,19 @@ def test_nothing_is_acknowledged_into_a_log_that_was_removed(log: broker.Log, ro
         log.create_topic("t")
         assert producer.send("t", b"new").result(10).offset == 0
     assert values(log) == [b"new"]
+
+
+@pytest.mark.parametrize("end", [sys.exit, lambda *_: 1 / 0])
+def test_a_callback_that_fails_or_would_end_the_process_leaves_others_alone(
+    log: broker.Log, end: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with log.producer(linger_ms=50) as producer:
+        first = producer.send("t", b"1").add_callback(end)
+        same = producer.send("t", b"2")
+        assert [first.result(10).offset, same.result(10).offset] == [0, 1]
+        assert producer.send("t", b"3").result(10).offset == 2
+    assert values(log) == [b"1", b"2", b"3"]
+    assert "a callback of send() failed" in caplog.text
 
 
 def test_closing_sends_what_is_left(log: broker.Log) -> None:
