@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from broker.accumulator import Accumulator
-from broker.commit import ROW
+from broker.commit import ROW, Author
 from broker.config import ProducerOptions
 from broker.errors import (
     Closed,
@@ -19,6 +19,7 @@ from broker.errors import (
     OutcomeUnknown,
     ProducerFenced,
     SequenceError,
+    StoreUnavailable,
     UnknownTopic,
 )
 from broker.ledger import Appended
@@ -169,7 +170,7 @@ class Sender:
             if group:
                 self._commit(group, begun)
         except BaseException as error:
-            if isinstance(error, UnknownTopic):
+            if isinstance(error, UnknownTopic) or isinstance(error.__cause__, UnknownTopic):
                 self._forget(group[0].unit.topic)
             for ready in group:
                 self._end(ready.unit, error)
@@ -225,12 +226,14 @@ class Sender:
     def _append(self, group: list[ReadyUnit], deadline: float) -> Appended:
         """Try until it is committed, refused, or the deadline has passed."""
         writer = group[0].writer
-        author = writer.author()
+        author: Author | None = None
         placed: Placed | None = None
         is_first = True
         is_unknown = False  # Whether one of the tries may have been carried out.
         while True:
             try:
+                if author is None:
+                    author = self._author(writer)
                 if placed is None:
                     placed = [frame for ready in group for frame in ready.place()]
                 return writer.topic.append(
@@ -239,32 +242,44 @@ class Sender:
                     timeout_ms=self._patience_ms(deadline),
                     durable=self._options.durability == "fsync",
                 )
-            except SequenceError:
-                # The log has forgotten a producer that was silent for a week. If this commit was
-                # never tried before, a new identity is as good; otherwise it could be there twice.
-                if not is_first or self._options.transactional_id is not None:
-                    raise
-                writer.forget_identity()
-                author = writer.author()
-            except ProducerFenced as error:
-                name = f"transactional_id {self._options.transactional_id!r}"
-                raise ProducerFenced(name, error.args[1], error.args[2]) from error
             except LogError as error:
                 is_lost = isinstance(error, OutcomeUnknown)
                 is_unknown = is_unknown or is_lost
-                if not (error.retriable or is_lost) or self._is_over(deadline):
-                    if not is_unknown:
-                        raise
+                # The log has forgotten a producer that was silent for a week. If this commit was
+                # never tried before, a new identity is as good; otherwise it could be there twice.
+                is_forgotten = isinstance(error, SequenceError) and is_first
+                if is_forgotten and self._options.transactional_id is None:
                     writer.forget_identity()
+                    author = None
+                elif not (error.retriable or is_lost) or self._is_over(deadline):
+                    if not is_unknown:
+                        raise self._named(error) from error.__cause__
+                    if not isinstance(error, ProducerFenced):  # Who was fenced stays so.
+                        writer.forget_identity()
                     if is_lost:
                         raise
                     raise OutcomeUnknown(
                         f"not known whether it was written: an earlier try may have been, and the "
-                        f"last one failed: {error}"
+                        f"last one failed: {self._named(error)}"
                     ) from error
-                self._give_up.wait(_PAUSE_SECONDS)
+                else:
+                    self._give_up.wait(_PAUSE_SECONDS)
             self.metrics.add("record-retry", sum(ready.unit.record_count for ready in group))
             is_first = is_first and placed is None
+
+    def _author(self, writer: TopicWriter) -> Author:
+        """Return the identity of a commit. To take it over may take a commit, without records."""
+        try:
+            return writer.author()
+        except OutcomeUnknown as error:
+            raise StoreUnavailable(f"topic {writer.name!r}: {error}") from error
+
+    def _named(self, error: LogError) -> LogError:
+        """Return an error as it is told to whoever sent the records."""
+        if not isinstance(error, ProducerFenced):
+            return error
+        name = f"transactional_id {self._options.transactional_id!r}"
+        return ProducerFenced(name, error.args[1], error.args[2])
 
     def _patience_ms(self, deadline: float) -> int:
         rest = max(0, int((deadline - time.monotonic()) * 1000))
