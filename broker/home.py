@@ -66,7 +66,9 @@ def newest_incarnation(storage: Storage, parent: str) -> tuple[int, bool]:
             newest = max(newest, int(number))
     if newest <= deleted:
         return deleted + 1, False
-    return newest, bool(storage.list(f"{parent}/{newest}/journal"))
+    # Without a journal it was never finished; with a checkpoint it was, and its journal is lost.
+    folders = (f"{parent}/{newest}/{folder}" for folder in ("journal", "checkpoint"))
+    return newest, any(storage.list(folder) for folder in folders)
 
 
 def remove_deleted(storage: Storage, home: Home) -> None:

@@ -257,7 +257,9 @@ def test_a_missing_journal_file_is_found(rolled: broker.Log, root: Path) -> None
 
 def test_a_group_without_any_journal_file_is_found(rolled: broker.Log, root: Path) -> None:
     shutil.rmtree(root / JOURNAL)
-    assert rolled.groups() == []
+    assert rolled.groups() == ["billing"], "its checkpoints say that it was there"
+    with pytest.raises(broker.CorruptLog, match="the file is missing"):
+        rolled.describe_group("billing")
     report = rolled.verify()
     assert [one.group for one in report.groups] == ["billing"]
     assert not report.is_sound

@@ -277,12 +277,18 @@ class PieceFile:
             return
         self._is_behind = True
         self._read_on()
-        if not self._is_live(self._count):
+        numbers = self._live_pieces(self._count)
+        if numbers is None:
             raise MissingFile(self.path, self._bounds[-1], "the file was removed")
+        while any(number > self._count for number in numbers):
+            count = self._count
+            self._read_on()  # Others have put some meanwhile; or one is missing.
+            if self._count == count:
+                raise MissingFile(self.path, self._bounds[-1], f"part {count} is missing")
         self._looked = begun
 
-    def _is_live(self, count: int) -> bool:
-        """Tell whether the file, which is not merged, is still there with its first pieces.
+    def _live_pieces(self, count: int) -> set[int] | None:
+        """Return which pieces there are; None if the first ones are not, or the file is not live.
 
         Somebody else who slept may have put a piece where there was one; that deceives nobody here.
         """
@@ -293,18 +299,22 @@ class PieceFile:
         if later:
             # A piece is a commit, and the next file is named by the number of its first one.
             needed = _first_number(later[0]) - _first_number(name)
-            return count <= needed and self._has_pieces(self._name, needed)
-        if count and not self._has_pieces(self._name, count):
-            return False
+            if count > needed:
+                return None
+            count = needed
+        numbers = set(self._sizes(self._name))
+        if not numbers >= set(range(count)):
+            return None
+        if later:
+            return numbers
         if not earlier:
-            return _first_number(name) == 0
+            return numbers if _first_number(name) == 0 else None
         before = f"{folder}/{earlier[-1]}"
-        if self._storage.open_whole(before) is not None:
-            return True
-        return self._has_pieces(before, _first_number(name) - _first_number(earlier[-1]))
-
-    def _has_pieces(self, path: str, count: int) -> bool:
-        return self._sizes(path).keys() >= set(range(count))
+        needed = _first_number(name) - _first_number(earlier[-1])
+        is_there = self._storage.is_object(before) or (
+            self._sizes(before).keys() >= set(range(needed))
+        )
+        return numbers if is_there else None
 
     def _sizes(self, path: str) -> dict[int, int]:
         """Return how long each piece of a file is that is there."""
@@ -324,7 +334,7 @@ class PieceFile:
         self._is_behind = True
         try:
             self._merged = self._merged or self._storage.open_whole(self._name)
-            if self._merged is None and self._is_live(number + 1):
+            if self._merged is None and self._live_pieces(number + 1) is not None:
                 self._is_behind = False
                 return
             if self._merged is not None and self._merged.read(position, len(data)) == data:

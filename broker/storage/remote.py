@@ -237,6 +237,11 @@ class RemoteStorage:
         """Open a file that may still grow, at the end of its first `count` appends."""
         return self._pieces(path, position, count)
 
+    def is_object(self, path: str) -> bool:
+        """Tell whether there is an object, not a folder."""
+        entry = self._ask(lambda: self._store.stat(path))
+        return entry is not None and not entry.is_folder
+
     def open_whole(self, path: str) -> RangeFile | None:
         """Open one object for reading; None if it is absent."""
         entry = self._ask(lambda: self._store.stat(path))

@@ -122,13 +122,15 @@ class JournalWalk(Generic[State]):
             self._findings.add(self._path(0), 0, "the file is missing")
             return
         self.first_file = numbers[0]
-        end = self._size(numbers[-1])
+        end, lost = self._end(numbers[-1])
         for place, number in enumerate(numbers):
             self._damage_before[number] = len(self._findings.damage)
             self._enter(number)
             is_last = place == len(numbers) - 1
             try:
                 self._walk_file(number, end if is_last else None)
+                if is_last and lost is not None:
+                    raise lost
             except StorageError as error:
                 self._findings.add(self._path(number), 0, f"the file cannot be read: {error}")
                 self.replay.begin_file(number)
@@ -327,12 +329,16 @@ class JournalWalk(Generic[State]):
             return None
         return number, length
 
-    def _size(self, number: int) -> int:
+    def _end(self, number: int) -> tuple[int, MissingFile | None]:
+        """Return where a file ends, or where something is missing in it, and what."""
         file = self._storage.open_file(f"{self._directory}/journal/{number:020d}.log")
         if file is None:
-            return 0
+            return 0, None
         with closing(file):
-            return file.size()
+            try:
+                return file.size(), None
+            except MissingFile as damage:
+                return damage.position, damage
 
     def _path(self, number: int) -> str:
         return self._storage.locate(f"{self._directory}/journal/{number:020d}.log")
