@@ -44,7 +44,7 @@ class Home:
     def removed(self) -> LogError:
         return self.unknown(
             self.name,
-            "was removed from the disk while it was in use",
+            "was removed while it was in use",
             "open the log again, or restore its files from a copy",
         )
 

@@ -61,8 +61,10 @@ REMOTE_CHECKPOINT_COMMITS = 100
 _GIVE_WAY_SECONDS = 0.01
 _GIVE_WAY_MAX_SECONDS = 2.0
 _GIVE_WAY_TRIES_SECONDS = 8.0
-# How often a writer asks whether its file still has a name: too slow for each commit.
-_NAMES_SECONDS = 1.0
+# How long a writer, and on a store a reader, goes without seeing whether the files were taken away.
+# On a disk that is a call too slow for each commit, on a store two or three requests.
+_LOOK_SECONDS = 1.0
+_WRITER_ASKS_SECONDS, _READER_ASKS_SECONDS = 10.0, 300.0
 
 
 class JournalState(Protocol):
@@ -138,7 +140,10 @@ class Ledger(ABC, Generic[State]):
         self._unfinished: list[Future[None]] = []
         # How often others had committed when this one came to do so.
         self.conflict_count = 0
-        self._look_for_names = 0.0
+        self._look_seconds = _LOOK_SECONDS
+        if storage.is_remote:
+            self._look_seconds = _WRITER_ASKS_SECONDS if write else _READER_ASKS_SECONDS
+        self._looked_for_names = time.monotonic()
         self._is_stale = False
         self._is_closed = False
         self._is_forked = False
@@ -285,6 +290,8 @@ class Ledger(ABC, Generic[State]):
         self.journal.seek(self.state.file_number, self.state.position, self.state.number)
 
     def _read_on(self) -> None:
+        if self.storage.is_remote and self._is_time_to_look():
+            self._check_not_removed()
         self._is_stale = True
         try:
             commits = self._new_commits()
@@ -297,7 +304,7 @@ class Ledger(ABC, Generic[State]):
                 path = self._path_of_state
             self._on_commit(commit)
         self._is_stale = False
-        if not commits:
+        if not commits and not self.storage.is_remote:
             self._check_not_removed()
 
     @property
@@ -331,8 +338,12 @@ class Ledger(ABC, Generic[State]):
                 return list(recovery.read_whole(self.journal, hint))
         return self.journal.read_new()
 
+    def _is_time_to_look(self) -> bool:
+        return time.monotonic() >= self._looked_for_names + self._look_seconds
+
     def _check_not_removed(self) -> None:
         """Raise if somebody has removed the files: nobody else will see what is written there."""
+        self._looked_for_names = time.monotonic()
         if self.journal.is_removed() and not self.state.is_deleted:
             raise self.home.removed()
 
@@ -388,8 +399,7 @@ class Ledger(ABC, Generic[State]):
             if journal.is_behind():
                 self.conflict_count += 1
                 self._catch_up()
-            elif time.monotonic() >= self._look_for_names:
-                self._look_for_names = time.monotonic() + _NAMES_SECONDS
+            elif self._is_time_to_look():
                 self._check_not_removed()
             if self.state.is_deleted:
                 raise self.home.deleted()

@@ -512,7 +512,6 @@ def _check_partition_count(topic: str, count: Any) -> int:
 def _open_mark(storage: Storage, *, create: bool) -> str:
     data = storage.read(_MARK)
     if data is None:
-        storage.check_is_safe()
         if not create:
             raise LogNotFound(storage.root)
         foreign = [name for name in storage.list("") if name not in ("topics", "locks", "groups")]
@@ -534,4 +533,5 @@ def _open_mark(storage: Storage, *, create: bool) -> str:
         raise NotALog(f"{storage.locate(_MARK)} is not what a log begins with: {error}") from error
     if version != FORMAT_VERSION:
         raise UnsupportedFormat(storage.root, version, f"version {FORMAT_VERSION}")
+    storage.identify(_MARK, data)
     return str(cluster_id)

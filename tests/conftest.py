@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import broker
 import spark_log
-from broker.storage import Storage, environment, open_storage
+from broker.storage import RemoteStorage, Storage, environment, open_storage
 from servers import HdfsCluster, S3Server, ServerError
 
 # A shell starts background jobs, this one too perhaps, with the signal ignored; what the tests
@@ -77,6 +78,25 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
 @pytest.fixture
 def log(root: Path | str) -> broker.Log:
     return broker.open(root)
+
+
+@pytest.fixture
+def remove_log(root: Path | str) -> Callable[[], None]:
+    """Remove all files of the log, as a person would by other tools."""
+
+    def remove() -> None:
+        if isinstance(root, Path):
+            shutil.rmtree(root)
+            return
+        storage = open_storage(root)
+        assert isinstance(storage, RemoteStorage)
+        for entry in storage.entries(""):
+            if entry.is_folder:
+                storage._store.delete_tree(entry.name)
+            else:
+                storage._store.delete(entry.name)
+
+    return remove
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import broker
-from broker import ConsumerRecord, RecordMetadata, TopicPartition
+from broker import ConsumerRecord, RecordMetadata, TopicPartition, ledger
 from broker.batch import CODEC_NAMES, MAGIC
 from broker.config import CODECS
 from broker.storage import LocalStorage
@@ -581,18 +580,31 @@ def test_a_topic_made_again_is_found_after_one_failure(log: broker.Log) -> None:
     assert values(log) == [b"new"]
 
 
-@pytest.mark.on_disk
-def test_nothing_is_acknowledged_into_a_log_that_was_removed(log: broker.Log, root: Path) -> None:
+@pytest.mark.every_store
+@pytest.mark.parametrize("is_made_again", [True, False])
+def test_nothing_is_acknowledged_into_a_log_that_was_removed(
+    log: broker.Log,
+    root: Path | str,
+    remove_log: Callable[[], None],
+    is_made_again: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger, "_WRITER_ASKS_SECONDS", 1.0)  # By itself it asks a store seldom.
     with log.producer() as producer:
         producer.send("t", b"old").result(10)
-        shutil.rmtree(root)
-        time.sleep(1.1)  # It looks once a second.
-        with pytest.raises(broker.UnknownTopic, match="removed from the disk"):
+        producer.send("t", b"old").result(10)
+        remove_log()
+        if is_made_again:
+            log = broker.open(root)
+            log.create_topic("t")
+        time.sleep(1.1)
+        with pytest.raises(broker.UnknownTopic, match="removed while it was in use"):
             producer.send("t", b"lost").result(10)
-        with pytest.raises(broker.UnknownTopic):
-            producer.send("t", b"lost").result(10)
-        log = broker.open(root)
-        log.create_topic("t")
+        if not is_made_again:
+            with pytest.raises(broker.UnknownTopic):
+                producer.send("t", b"lost").result(10)
+            log = broker.open(root)
+            log.create_topic("t")
         assert producer.send("t", b"new").result(10).offset == 0
     assert values(log) == [b"new"]
 

@@ -225,10 +225,23 @@ def test_overwriting_replaces_bytes_in_place(storage: LocalStorage) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "gs://bucket/x", "s3:///x", "hdfs:///x", "ftp://host/x", "file://host/x"]
+    ("address", "message"),
+    [
+        ("", "empty"),
+        ("gs://bucket/x", "Google Cloud Storage was not shown to be safe for a log; use a local"),
+        ("gcs://bucket/x", "Google Cloud Storage was not shown to be safe for a log"),
+        ("az://box/x", "Azure was not shown to be safe for a log"),
+        ("abfs://box/x", "Azure was not shown to be safe for a log"),
+        ("abfss://box/x", "Azure was not shown to be safe for a log"),
+        ("webhdfs://host/x", "WebHDFS .* was not shown to be safe for a log"),
+        ("s3:///x", "names no bucket; write s3://bucket/prefix"),
+        ("hdfs:///x", "names no name node; write hdfs://host:port/folder"),
+        ("ftp://host/x", "ftp:// is not known; use a local path, hdfs:// or s3://"),
+        ("file://host/x", "file:// is not known"),
+    ],
 )
-def test_an_address_that_is_not_understood_is_refused(address: str) -> None:
-    with pytest.raises(broker.InvalidOption):
+def test_an_address_that_is_not_understood_is_refused(address: str, message: str) -> None:
+    with pytest.raises(broker.InvalidOption, match=message):
         open_storage(address)
 
 

@@ -293,8 +293,11 @@ class LocalStorage:
         """Return what the library `deltalake` needs to know to get here."""
         return {}
 
-    def check_is_safe(self) -> None:
-        """A local disk is known to be."""
+    def abort_uploads(self, path: str, older_than_ms: int) -> None:
+        """There are none: what is not finished is listed."""
+
+    def identify(self, path: str, data: bytes) -> None:
+        """Files that are open here stay what they were, whatever is at their names."""
 
     def lock(self, name: str) -> FileLock:
         return FileLock(self.locate(f"locks/{name}"))

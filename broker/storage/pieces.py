@@ -111,6 +111,7 @@ class PieceFile:
         self._is_behind = True
         self._mutex = threading.RLock()
         self._merged: RangeFile | None = None
+        self._identity = storage.identity
         # When it was last begun to find out, by asking for all of it, where the file ends.
         self._looked = -1e18
 
@@ -148,8 +149,15 @@ class PieceFile:
         return not self._is_behind and self._merged is None and self._bounds[-1] == position
 
     def is_removed(self) -> bool:
-        """Nothing is held open here that would outlive its name."""
-        return False
+        """Tell whether somebody has taken the file away, or put another in its place."""
+        if self._identity is not None:
+            path, data = self._identity
+            if self._storage.read(path) != data:
+                return True
+        if self._merged is not None or self._count == 0:
+            return False
+        last = self.piece(self._count - 1)
+        return not self._storage.is_object(last) and not self._storage.is_object(self._name)
 
     def read(self, start: int, length: int) -> bytes:
         """Return up to `length` bytes from `start`: fewer only at the end of the file."""

@@ -8,6 +8,9 @@ takes anything away.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import logging
 import os
 import random
 import threading
@@ -36,6 +39,8 @@ from broker.storage.temporary import TEMPORARY
 from broker.storage.watch import Pause
 from broker.workers import Workers
 
+logger = logging.getLogger(__name__)
+
 Answer = TypeVar("Answer")
 
 # How long the store may be silent before a call gives up.
@@ -48,10 +53,6 @@ _CLOCK_SECONDS = 60.0
 _KEPT_BYTES = 96 << 20
 # An appended file is ended after so many appends, each of which is an object.
 _PIECES_MAX = 1000
-
-
-# Stores that were asked, in this process, to create an object twice, and refused.
-_probed: set[str] = set()
 
 
 class RemoteStorage:
@@ -77,12 +78,17 @@ class RemoteStorage:
         self._patience = patience_seconds
         self._grace_ms = grace_ms
         self._mutex = threading.Lock()
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._kept_bytes = 0
-        self._files: weakref.WeakValueDictionary[str, PieceFile] = weakref.WeakValueDictionary()
+        self._kept: OrderedDict[str, bytes]
+        self._kept_bytes: int
+        self._files: weakref.WeakValueDictionary[str, PieceFile]
+        self._forget()
         # When the store was asked what time it is, and what it said.
         self._clock_there: tuple[float, int] | None = None
         self._pool: tuple[int, Workers] | None = None
+        self._is_safe = False
+        # The file that tells this log from others that were, or will be, in its place.
+        self.identity: tuple[str, bytes] | None = None
+        _known.add(self)
 
     def locate(self, path: str) -> str:
         return self._store.locate(path)
@@ -100,16 +106,28 @@ class RemoteStorage:
         Raises:
             OutcomeUnknown: the store stayed silent after it was asked.
         """
+        if not self._is_safe:
+            self._check_is_safe()
+        tries = itertools.count()
         try:
-            self._put_new(path, data)
-        except StoreUnavailable as error:
+            self._put_new(path, data, tries)
+        except AlreadyExists:
+            raise
+        except StorageError as error:
+            # What a refusal says is true of the try that was refused, not of those before it.
+            if next(tries) == 1 and not isinstance(error, StoreUnavailable):
+                raise
             raise OutcomeUnknown(
                 f"not known whether {self.locate(path)} was written: {error}"
             ) from error
 
-    def _put_new(self, path: str, data: bytes) -> None:
+    def _put_new(self, path: str, data: bytes, tries: Iterator[int]) -> None:
+        def put() -> None:
+            next(tries)
+            self._store.put_new(path, data)
+
         try:
-            self._ask(lambda: self._store.put_new(path, data))
+            self._ask(put)
         except AlreadyExists:
             # By another, or by ourselves when we asked before and were not answered.
             found = self.read(path)
@@ -288,23 +306,45 @@ class RemoteStorage:
         """Return what the library `deltalake` needs to know to get here."""
         return self._store.delta_options()
 
-    def check_is_safe(self) -> None:
-        """Refuse a store that lets an object be created twice: a log on it would lose records."""
-        if self._store.is_known or self.root in _probed:
-            return
+    def _check_is_safe(self) -> None:
+        """Refuse a store that lets an object be created twice: a log on it would lose records.
+
+        The log may have been made on another one that serves the same objects.
+        """
+        if not self._is_safe and not self._store.is_known and self._creates_twice():
+            raise InvalidOption(
+                f"{self.root} cannot hold a log: the store let an object be created twice, so "
+                "records would be lost; use one with conditional writes"
+            )
+        self._is_safe = True
+
+    def _creates_twice(self) -> bool:
         path = f"locks/probe-{uuid.uuid4().hex}"
-        self._ask(lambda: self._store.put_new(path, b"first"))
         try:
-            self._ask(lambda: self._store.put_new(path, b"second"))
-        except AlreadyExists:
-            _probed.add(self.root)
-            return
+            for data in (b"first", b"second"):
+                self._ask(functools.partial(self._store.put_new, path, data))
+        except AlreadyExists:  # By nobody else: if by the first, then by its repetition.
+            return False
         finally:
             self._ask(lambda: self._store.delete(path))
-        raise InvalidOption(
-            f"{self.root} cannot hold a log: the store let an object be created twice, so records "
-            "would be lost; use one with conditional writes"
-        )
+        return True
+
+    def identify(self, path: str, data: bytes) -> None:
+        """Learn which log this is: of one that was here before, nothing is remembered."""
+        with self._mutex:
+            if self.identity not in (None, (path, data)):
+                self._forget()
+            self.identity = path, data
+
+    def _forget(self) -> None:
+        self._files = weakref.WeakValueDictionary()
+        self._kept = OrderedDict()
+        self._kept_bytes = 0
+
+    def begin_anew(self) -> None:
+        """In a forked child: a lock may be held by a thread that is not here."""
+        self._mutex = threading.Lock()
+        self._forget()
 
     def watch(self) -> Pause:
         return Pause(self._store.poll_seconds)
@@ -399,3 +439,14 @@ class RemoteStorage:
                     raise
             time.sleep(pause * (0.5 + random.random()))
             pause = min(2 * pause, _PAUSE_MAX_SECONDS)
+
+
+_known: weakref.WeakSet[RemoteStorage] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for storage in list(_known):
+        storage.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
