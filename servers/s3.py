@@ -6,6 +6,7 @@ process that started it.
 
 from __future__ import annotations
 
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -60,6 +61,10 @@ class S3Server:
     def client_options(self) -> dict[str, str]:
         """Settings for a client, `s3fs.S3FileSystem(**client_options)`."""
         return {"endpoint_url": self.endpoint_url, "key": self.key, "secret": self.secret}
+
+    def requests(self) -> list[str]:
+        """Return what it was asked so far: method and path of each request."""
+        return re.findall(r'"(?:\x1b\[[\d;]*m)*([A-Z]+ \S+) HTTP/', self._log.read_text())
 
     def stop(self) -> None:
         """Kill it. All it stored is gone."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from faulty_storage import Fuse
@@ -43,6 +45,7 @@ class LossyStore:
         self._is_silent = False
         self.requests: list[tuple[str, str]] = []
         self.delay_seconds = 0.0  # What every request takes.
+        self.most_at_once = self._at_once = 0
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
@@ -50,16 +53,28 @@ class LossyStore:
             return method
 
         def ask(path: str, *arguments: Any) -> Any:
-            time.sleep(self.delay_seconds)
-            fate = self._next(name, path)
-            if fate == "before":
-                raise StoreUnavailable(f"{path}: the connection broke before {name}")
-            answer = method(path, *arguments)
-            if fate == "after":
-                raise StoreUnavailable(f"{path}: the connection broke after {name}")
-            return answer
+            with self._begun():
+                time.sleep(self.delay_seconds)
+                fate = self._next(name, path)
+                if fate == "before":
+                    raise StoreUnavailable(f"{path}: the connection broke before {name}")
+                answer = method(path, *arguments)
+                if fate == "after":
+                    raise StoreUnavailable(f"{path}: the connection broke after {name}")
+                return answer
 
         return ask
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        with self._mutex:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._at_once -= 1
 
     def speak(self) -> None:
         """Answer again."""
@@ -104,6 +119,17 @@ class DyingStore:
             return self._fuse.change(name, lambda: method(path, *arguments))
 
         return ask
+
+
+class CrumblingStore(DyingStore):
+    """Dies also in the middle of removing a folder: S3 removes its objects one after another."""
+
+    def delete_tree(self, path: str) -> None:
+        for entry in self._store.entries(path):
+            if entry.is_folder:
+                self.delete_tree(f"{path}/{entry.name}")
+            else:
+                self.delete(f"{path}/{entry.name}")
 
 
 def fresh_store(name: str) -> MemoryStore:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import deltalake
 import pyarrow as pa
 import pytest
 from cutting_proxy import CuttingProxy
-from faulty_store import LossyStore, fresh_store
+from faulty_storage import Died, Fuse
+from faulty_store import CrumblingStore, LossyStore, fresh_store
 
 import broker
 from broker import batch
@@ -113,11 +116,71 @@ def upkeep(log: Log) -> dict[int, list[bytes | None]]:
     return {0: [b"b1", b"a2"]}
 
 
+def read_all_ways(log: Log) -> dict[int, list[bytes | None]]:
+    assert not log.verify().damage
+    return values(log)
+
+
 def test_a_log_on_a_store_is_read_as_it_was_written(store: ObjectStore) -> None:
     expected = workload(open_on(store))
     log = open_on(store)
     assert values(log) == expected
     assert not log.verify().damage
+
+
+def paths_below(store: ObjectStore, folder: str) -> list[str]:
+    found = []
+    for entry in store.entries(folder):
+        path = f"{folder}/{entry.name}"
+        found += paths_below(store, path) if entry.is_folder else [path]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("what", ["piece", "merged", "data", "sealed"])
+@pytest.mark.parametrize("how", ["changed", "cut", "gone"])
+def test_damage_is_named_and_never_skipped(store: ObjectStore, what: str, how: str) -> None:
+    log = open_on(store)
+    log.create_topic("t", partitions=1, config={"maintenance.enabled": False})
+    with log.producer() as producer:
+        for number in range(4):
+            producer.send("t", b"%d" % number * 50).get(20)
+        producer.send_batch("t", pa.table({"value": LARGE})).result(20)
+        producer.send("t", b"last").get(20)
+    if what == "merged":
+        merge_and_remove(store)
+    if what == "sealed":
+        log.maintain("t", seal=True)
+    sign = {"piece": ".log+/", "merged": ".log", "data": "/data/", "sealed": "/sealed/"}[what]
+    paths = [path for path in paths_below(store, "topics/t/1") if sign in f"/{path}"]
+    path = paths[2 if what == "piece" else 0]
+    data = store.get(path)
+    assert data is not None
+    store.delete(path)
+    if how != "gone":
+        middle = len(data) // 2
+        changed = bytes([data[middle] ^ 1])
+        store.put_new(
+            path, data[:middle] if how == "cut" else data[:middle] + changed + data[middle + 1 :]
+        )
+    with pytest.raises((broker.CorruptLog, broker.MissingFile)) as found:
+        values(open_on(store))
+    is_end = what == "merged"  # Of the journal: the next file, which is empty, is no object yet.
+    file = path.rpartition(".log+/")[0] or path
+    assert file in str(found.value) or (is_end and how == "gone"), (path, str(found.value))
+    damage = open_on(store).verify().damage
+    assert damage and (is_end or any(file in one.path for one in damage)), (path, damage)
+
+
+def test_a_reader_far_behind_asks_for_many_commits_at_once() -> None:
+    store = fresh_store(uuid.uuid4().hex)
+    open_on(store).create_topic("t", partitions=1)
+    with open_on(store).producer() as producer:
+        for number in range(100):
+            producer.send("t", b"%d" % number).get(20)
+    crowded = LossyStore(store)
+    crowded.delay_seconds = 0.02
+    assert len(values(open_on(crowded))[0]) == 100
+    assert crowded.most_at_once >= 16
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -143,6 +206,25 @@ def test_an_answer_that_is_lost_at_any_request_neither_loses_nor_doubles(
         list(threads.map(lose, range(total)))
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("work", [workload, upkeep])
+def test_an_answer_to_a_reader_that_is_lost_at_any_request_hides_nothing(
+    work: Callable[[Log], dict[int, list[bytes | None]]], after: bool
+) -> None:
+    store = fresh_store(uuid.uuid4().hex)
+    expected = work(open_on(store))
+    counting = LossyStore(store)
+    assert read_all_ways(open_on(counting)) == expected
+    assert counting.count > 20
+
+    def lose(number: int) -> None:
+        lossy = LossyStore(store, at=number, after=after)
+        assert read_all_ways(open_on(lossy)) == expected, f"answer {number} lost"
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lose, range(counting.count)))
+
+
 def open_through(proxy: CuttingProxy, server: HdfsCluster | S3Server, name: str) -> Log:
     """Open a log whose name node, or whose S3 server, is behind the proxy."""
     if isinstance(server, HdfsCluster):
@@ -153,28 +235,53 @@ def open_through(proxy: CuttingProxy, server: HdfsCluster | S3Server, name: str)
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["hdfs_cluster", "s3_server"])
-@pytest.mark.parametrize("cuts", [4, pytest.param(40, marks=pytest.mark.torture)])
+@pytest.mark.parametrize(
+    ("work", "cuts"),
+    [
+        (workload, 4),
+        pytest.param(workload, None, marks=(pytest.mark.torture, pytest.mark.timeout(1200))),
+        pytest.param(upkeep, None, marks=(pytest.mark.torture, pytest.mark.timeout(1200))),
+    ],
+)
 def test_a_connection_that_is_cut_at_a_request_neither_loses_nor_doubles(
-    request: pytest.FixtureRequest, cuts: int, kind: str, after: bool
+    request: pytest.FixtureRequest,
+    work: Callable[[Log], dict[int, list[bytes | None]]],
+    cuts: int | None,
+    kind: str,
+    after: bool,
 ) -> None:
-    """The real drivers, which ask again by themselves, and may meet what they did."""
+    """The real drivers, which may ask again by themselves, and meet what they did.
+
+    Connections to datanodes are not cut here: those are killed, in `test_hdfs_faults`.
+    """
     server: HdfsCluster | S3Server = request.getfixturevalue(kind)
 
-    def run(at: int) -> int:
+    def write(at: int) -> tuple[str, int]:
         name = uuid.uuid4().hex
         with CuttingProxy("127.0.0.1", server.port, at=at, after=after) as proxy:
-            expected = workload(open_through(proxy, server, name))
-            assert proxy.is_cut == (at >= 0)
-        with CuttingProxy("127.0.0.1", server.port) as whole:
-            log = open_through(whole, server, name)
-            assert values(log) == expected, f"cut {'after' if after else 'before'} {at}"
-            assert not log.verify().damage
-        return proxy.request_count
+            expected = work(open_through(proxy, server, name))
+        # Threads in the background ask a little more, or less, each time.
+        assert proxy.is_cut == (at >= 0) or at > write_count * 9 // 10
+        assert read(name, -1)[0] == expected, f"cut {'after' if after else 'before'} {at}"
+        return name, proxy.request_count
 
-    count = run(-1)
-    assert count > 60
+    def read(name: str, at: int) -> tuple[dict[int, list[bytes | None]], int]:
+        with CuttingProxy("127.0.0.1", server.port, at=at, after=after) as proxy:
+            found = read_all_ways(open_through(proxy, server, name))
+        assert proxy.is_cut == (at >= 0) or at > read_count * 9 // 10
+        return found, proxy.request_count
+
+    def chosen(count: int) -> range:
+        return range(int(after), count, count // cuts if cuts else 1)
+
+    write_count = read_count = 0
+    name, write_count = write(-1)
+    expected, read_count = read(name, -1)
+    assert write_count > 60 and read_count > 10
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(run, range(int(after), count * 9 // 10, count // cuts)))
+        list(threads.map(write, chosen(write_count)))
+        for found, _ in threads.map(lambda at: read(name, at), chosen(read_count)):
+            assert found == expected
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -256,6 +363,38 @@ def merge_and_remove(store: ObjectStore, topic: str = "t") -> None:
             storage.merge(path, file.byte_length)
             storage.remove_pieces(path)
             assert storage.exists(path)
+
+
+@pytest.mark.parametrize("manner", ["before", "after"])
+def test_a_death_while_pieces_are_removed_loses_nothing_and_is_made_good(manner: str) -> None:
+    at, is_dead = 0, True
+    while is_dead:
+        at += 1
+        store = fresh_store(uuid.uuid4().hex)
+        log = open_on(store)
+        log.create_topic("t", partitions=1, config={"segment.bytes": 400})
+        sent: list[bytes | None] = [b"%d" % number for number in range(12)]
+        with log.producer() as producer:
+            for value in sent:
+                producer.send("t", value).get(20)
+        fuse = Fuse(at, manner)
+        dying = RemoteStorage(CrumblingStore(store, fuse), grace_ms=0)  # type: ignore[arg-type]
+        files = open_on(store).reader("t").refresh().files
+        assert len(files) > 2
+        with contextlib.suppress(Died):
+            for file in files:
+                path = f"topics/t/1/journal/{file.first_number:020d}.log"
+                assert dying.remove_pieces(path)
+        is_dead = fuse.is_dead
+        assert values(open_on(store)) == {0: sent}
+        assert not open_on(store).verify().damage
+        with open_on(store).producer() as producer:
+            assert producer.send("t", b"next").get(20).offset == len(sent)
+        merge_and_remove(store)
+        assert values(open_on(store)) == {0: [*sent, b"next"]}
+        left = [one.name for one in store.entries("topics/t/1/journal") if one.is_folder]
+        assert left == []
+    assert at > 12
 
 
 def test_a_writer_that_slept_while_its_place_was_removed_commits_behind_the_others(
@@ -585,6 +724,30 @@ def test_an_idle_consumer_asks_for_the_next_commit_and_lists_nothing(store: Obje
     assert len({path for _, path in lossy.requests}) == 1
 
 
+def test_an_idle_consumer_asks_s3_for_one_object_once_in_its_time(s3_server: S3Server) -> None:
+    """Counted by the server: one call of a driver may be several requests."""
+    root = f"{s3_server.address}/{uuid.uuid4().hex}"
+    log = broker.open(root, storage={**s3_server.client_options, "poll.ms": "500"})
+    log.create_topic("t", partitions=3)
+    with log.producer() as producer:
+        producer.send("t", b"a").get(20)
+    with log.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([broker.TopicPartition("t", number) for number in range(3)])
+        while sum(map(consumer.position, consumer.assignment())) < 1:
+            consumer.poll(timeout_ms=100)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 1.5:  # At first it asks more often: more may follow.
+            consumer.poll(timeout_ms=100)
+        before, begun = len(s3_server.requests()), time.monotonic()
+        while time.monotonic() < begun + 3:
+            consumer.poll(timeout_ms=100)
+        asked = s3_server.requests()[before:]
+        waited = time.monotonic() - begun
+    assert 3 <= len(asked) <= waited / 0.5 + 1, asked
+    assert set(asked) == {asked[0]} and asked[0].startswith("GET "), asked
+    assert asked[0].endswith(".log+/0000000002") and "list-type" not in asked[0]
+
+
 def test_a_deleted_topic_is_gone_for_those_who_have_it_open(store: ObjectStore) -> None:
     log = open_on(store)
     log.create_topic("t", partitions=1)
@@ -631,3 +794,137 @@ def test_a_store_that_falls_silent_makes_the_outcome_unknown_and_loses_nothing_l
         lossy.speak()
         producer.send("t", b"c").get(30)
     assert values(open_on(store)) == {0: [b"a", b"b", b"c"]}
+
+
+def owner(log: Log, **options: Any) -> broker.Producer:
+    return log.producer(
+        transactional_id="x", request_timeout_ms=300, delivery_timeout_ms=20_000, **options
+    )
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_who_was_fenced_after_a_commit_whose_answer_was_lost_is_not_told_that_it_failed() -> None:
+    store = fresh_store(uuid.uuid4().hex)
+    lossy = LossyStore(store)
+    log = Log(RemoteStorage(lossy, patience_seconds=0.2))
+    log.create_topic("t", partitions=1)
+    with owner(log) as first, owner(open_on(store)) as second:
+        for value in (b"a", b"b"):
+            lossy.is_falling_silent = value == b"b"
+            first.begin_transaction()
+            future = first.send("t", value)
+            if value == b"a":
+                first.commit_transaction()
+        commit = ThreadPoolExecutor(1).submit(first.commit_transaction)
+        wait_until(lambda: first.metrics()["producer-metrics"]["record-retry-total"] >= 1)
+        second.begin_transaction()
+        second.send("t", b"c")
+        second.commit_transaction()
+        lossy.speak()
+        with pytest.raises(broker.OutcomeUnknown, match="an earlier try may have been"):
+            commit.result(30)
+        assert isinstance(future.exception(0), broker.OutcomeUnknown)
+        first.begin_transaction()
+        first.send("t", b"d")
+        with pytest.raises(broker.ProducerFenced, match="transactional_id 'x'"):
+            first.commit_transaction()
+    assert values(open_on(store)) == {0: [b"a", b"b", b"c"]}
+
+
+def test_a_store_that_is_silent_when_an_id_is_taken_over_is_asked_again() -> None:
+    lossy = LossyStore(fresh_store(uuid.uuid4().hex))
+    log = Log(RemoteStorage(lossy, patience_seconds=0.2))
+    log.create_topic("t", partitions=1)
+    lossy.is_falling_silent = True
+    with owner(log) as producer:
+        producer.begin_transaction()
+        future = producer.send("t", b"a")
+        commit = ThreadPoolExecutor(1).submit(producer.commit_transaction)
+        wait_until(lambda: producer.metrics()["producer-metrics"]["record-retry-total"] >= 2)
+        lossy.speak()
+        commit.result(30)
+        assert future.result(0).offset == 0
+    assert values(log) == {0: [b"a"]}
+
+
+def test_a_topic_deleted_while_an_outcome_is_unknown_is_let_go_of() -> None:
+    store = fresh_store(uuid.uuid4().hex)
+    lossy = LossyStore(store)
+    log = Log(RemoteStorage(lossy, patience_seconds=0.2))
+    log.create_topic("t", partitions=1)
+    options = {"request_timeout_ms": 300, "delivery_timeout_ms": 20_000, "linger_ms": 0}
+    with log.producer(**options) as producer:
+        producer.send("t", b"a").get(20)
+        lossy.is_falling_silent = True
+        future = producer.send("t", b"b")
+        wait_until(lambda: producer.metrics()["producer-metrics"]["record-retry-total"] >= 1)
+        other = open_on(store)
+        other.delete_topic("t")
+        other.create_topic("t", partitions=1)
+        lossy.speak()
+        with pytest.raises(broker.OutcomeUnknown, match="was deleted"):
+            future.get(30)
+        assert producer.send("t", b"c").get(20).offset == 0
+    assert values(open_on(store)) == {0: [b"c"]}
+
+
+def test_a_forked_child_may_use_the_log_that_its_parent_reads(s3_server: S3Server) -> None:
+    root = f"{s3_server.address}/{uuid.uuid4().hex}"
+    log = broker.open(root, storage=s3_server.client_options)
+    log.create_topic("t", partitions=1)
+    is_asking, is_forked = threading.Event(), threading.Event()
+
+    def read() -> None:
+        storage = log._storage
+        assert isinstance(storage, RemoteStorage)
+        with contextlib.closing(log.reader("t")) as reader:
+            reader.refresh()
+            (file,) = storage._files.values()
+            with file._mutex, storage._mutex:  # As while it waits for an answer.
+                is_asking.set()
+                is_forked.wait(60)
+
+    def count(pipe: Any) -> None:
+        with log.producer() as producer:
+            producer.send("t", b"child").get(20)
+        pipe.send([p.end_offset for p in log.describe_topic("t").partitions])
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    assert is_asking.wait(20)
+    forked = multiprocessing.get_context("fork")
+    ours, theirs = forked.Pipe()
+    child = forked.Process(target=count, args=(theirs,), daemon=True)
+    child.start()
+    is_forked.set()
+    reading.join()
+    assert ours.poll(60)
+    assert ours.recv() == [1]
+    child.join(30)
+    assert child.exitcode == 0
+    assert values(log) == {0: [b"child"]}
+
+
+def test_maintenance_lets_go_of_parts_of_files_that_killed_processes_left_on_s3(
+    s3_server: S3Server,
+) -> None:
+    store = S3Store(f"{s3_server.address}/{uuid.uuid4().hex}", s3_server.client_options)
+    log = open_on(store)
+    for topic in ("t", "other"):
+        log.create_topic(topic, partitions=1)
+    system = store._system()
+    keys = [store._key(f"topics/{name}/1/data/7-x.frames") for name in ("t", "t", "other")]
+    for key in keys:
+        begun = system.call_s3("create_multipart_upload", Bucket="logs", Key=key)
+        part = {"Bucket": "logs", "Key": key, "UploadId": begun["UploadId"], "PartNumber": 1}
+        system.call_s3("upload_part", Body=b"x" * 100, **part)
+
+    log.maintain("t")  # All that this server holds was begun years ago, it says.
+    found = system.call_s3("list_multipart_uploads", Bucket="logs", Prefix=store._key("topics"))
+    assert [one["Key"] for one in found["Uploads"]] == [keys[2]]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from broker.errors import AlreadyExists
+import broker
+from broker.errors import AlreadyExists, OutcomeUnknown, StorageError, StoreUnavailable
 from broker.storage import RemoteStorage
 from broker.storage.s3 import S3Store
 
@@ -23,6 +28,13 @@ class Server(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.refusal = (412, "PreconditionFailed")
         self.conflicts = 0  # How many puts to come meet another one.
+        self.uploads: dict[str, datetime] = {}  # When each was begun.
+        self.is_careless = False  # Whether it creates an object twice.
+        # What it says to every request instead of an answer.
+        self.complaint: tuple[int, str] | None = None
+        # How many puts to come are carried out and not answered; then credentials expire.
+        self.lost = 0
+        self.asked = 0
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -35,10 +47,23 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         path = self.path.partition("?")[0]
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("If-None-Match") and self.server.conflicts:
+        self.server.asked += 1
+        if self.server.complaint:
+            self.refuse(*self.server.complaint)
+        elif self.server.lost:
+            self.server.objects.setdefault(path, data)
+            self.server.lost -= 1
+            self.close_connection = True
+            if not self.server.lost:
+                self.server.complaint = 403, "ExpiredToken"
+        elif self.headers.get("If-None-Match") and self.server.conflicts:
             self.server.conflicts -= 1
             self.refuse(409, "ConditionalRequestConflict")
-        elif self.headers.get("If-None-Match") and path in self.server.objects:
+        elif (
+            self.headers.get("If-None-Match")
+            and path in self.server.objects
+            and not self.server.is_careless
+        ):
             self.refuse(*self.server.refusal)
         else:
             self.server.objects[path] = data
@@ -46,15 +71,39 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         data = self.server.objects.get(self.path.partition("?")[0])
-        if data is None:
+        self.server.asked += 1
+        if self.server.complaint:
+            self.refuse(*self.server.complaint)
+        elif "uploads" in self.path:
+            self.list_uploads()
+        elif data is None:
             self.refuse(404, "NoSuchKey")
         else:
             self.answer(200, data)
 
     do_HEAD = do_GET
 
+    def list_uploads(self) -> None:
+        """One for each request: there may be more than one answer holds."""
+        query = parse_qs(urlsplit(self.path).query)
+        last = query.get("upload-id-marker", [""])[0]
+        names = [name for name in sorted(self.server.uploads) if name > last]
+        text = f"<IsTruncated>{str(len(names) > 1).lower()}</IsTruncated>"
+        for name in names[:1]:
+            begun = self.server.uploads[name].isoformat()
+            text += (
+                f"<NextKeyMarker>log/t/a</NextKeyMarker>"
+                f"<NextUploadIdMarker>{name}</NextUploadIdMarker>"
+                f"<Upload><Key>log/t/a</Key><UploadId>{name}</UploadId>"
+                f"<Initiated>{begun}</Initiated></Upload>"
+            )
+        self.answer(
+            200, f"<ListMultipartUploadsResult>{text}</ListMultipartUploadsResult>".encode()
+        )
+
     def do_DELETE(self) -> None:
         self.server.objects.pop(self.path, None)
+        self.server.uploads.pop(self.path.rpartition("uploadId=")[2], None)
         self.answer(204, b"")
 
     def refuse(self, status: int, code: str) -> None:
@@ -93,7 +142,7 @@ def test_a_taken_name_is_known_by_the_code_alone(
     store: S3Store, server: Server, refusal: tuple[int, str]
 ) -> None:
     server.refusal = refusal
-    RemoteStorage(store, patience_seconds=3).check_is_safe()
+    RemoteStorage(store, patience_seconds=3).create("probing", b"")
     store.put_new("a", b"first")
     with pytest.raises(AlreadyExists):
         store.put_new("a", b"second")
@@ -108,3 +157,103 @@ def test_of_puts_that_meet_the_outcome_is_asked_for(store: S3Store, server: Serv
     server.conflicts = 1
     with pytest.raises(AlreadyExists):
         storage.create("a", b"another's")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (403, "AccessDenied", "not allowed to write or read s3://bucket/log/a: .*credentials"),
+        (400, "ExpiredToken", "not allowed to write or read s3://bucket/log/a: .*credentials"),
+        (400, "InvalidToken", "not allowed to write or read s3://bucket/log/a: .*credentials"),
+        (400, "AuthorizationHeaderMalformed", "s3://bucket/log/a: the store refuses .*the region"),
+        (400, "InvalidBucketName", "s3://bucket/log/a: the store refuses .*check the bucket"),
+    ],
+)
+def test_what_a_store_refuses_is_said_at_once(
+    store: S3Store, server: Server, status: int, code: str, message: str
+) -> None:
+    storage = RemoteStorage(store, patience_seconds=60)
+    server.complaint = (status, code)
+    begun = time.monotonic()
+    for call in (lambda: storage.read("a"), lambda: storage.overwrite("a", b"x")):
+        with pytest.raises(StorageError, match=message) as refused:
+            call()
+        assert not isinstance(refused.value, StoreUnavailable)
+        assert "\n" not in str(refused.value)
+    assert server.asked == 2
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("complaint", [(503, "SlowDown"), (400, "RequestTimeout"), (500, "")])
+def test_a_store_that_asks_for_patience_is_asked_again(
+    store: S3Store, server: Server, complaint: tuple[int, str]
+) -> None:
+    storage = RemoteStorage(store, patience_seconds=30)
+    server.objects["/bucket/log/a"] = b"here"
+    server.complaint = complaint
+    threading.Timer(0.5, lambda: setattr(server, "complaint", None)).start()
+    assert storage.read("a") == b"here"
+    assert server.asked > 2
+
+
+def test_a_refusal_after_a_lost_answer_leaves_the_outcome_unknown(
+    store: S3Store, server: Server
+) -> None:
+    """The first try was carried out; what the second one was told says nothing of it."""
+    storage = RemoteStorage(store, patience_seconds=10)
+    storage.create("a", b"first")
+    server.lost = 2  # The HTTP client sends a put once more by itself.
+    with pytest.raises(OutcomeUnknown, match="not known whether .*/b was written"):
+        storage.create("b", b"mine")
+    assert server.objects["/bucket/log/b"] == b"mine"
+    with pytest.raises(StorageError, match="not allowed") as refused:
+        storage.create("c", b"mine")
+    assert not isinstance(refused.value, OutcomeUnknown)
+
+
+@pytest.mark.parametrize("by", ["option", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "profile"])
+def test_a_store_that_is_not_amazons_is_tried_however_it_is_named(
+    by: str, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    options = {"key": "a", "secret": "b", "region": "us-east-1"}
+    if by == "option":
+        options["endpoint_url"] = endpoint
+    elif by == "profile":
+        (tmp_path / "config").write_text(f"[profile mine]\nendpoint_url = {endpoint}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        options = {"profile": "mine", **options}
+    else:
+        monkeypatch.setenv(by, endpoint)
+    store = S3Store("s3://bucket/log", options)
+    assert not store.is_known
+    assert store.delta_options()["AWS_ENDPOINT_URL"] == endpoint
+    server.is_careless = True
+    with pytest.raises(broker.InvalidOption, match="created twice, so records would be lost"):
+        RemoteStorage(store).create("a", b"first")
+    assert server.objects == {}
+    server.is_careless = False
+    RemoteStorage(store).create("a", b"first")
+    assert server.objects == {"/bucket/log/a": b"first"}
+
+
+def test_amazons_own_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    options = {"key": "a", "secret": "b", "region": "eu-central-1"}
+    store = S3Store("s3://bucket/log", options)
+    assert store.is_known
+    assert "AWS_ENDPOINT_URL" not in store.delta_options()
+
+
+def test_only_uploads_that_are_old_are_aborted(store: S3Store, server: Server) -> None:
+    now = datetime.now(UTC)
+    days = {"a": 30, "b": 0, "c": 8, "d": 6}
+    server.uploads = {name: now - timedelta(days=count) for name, count in days.items()}
+    RemoteStorage(store).abort_uploads("t", 7 * 86_400_000)
+    assert sorted(server.uploads) == ["b", "d"]
+
+
+def test_whoever_may_not_list_uploads_may_maintain(store: S3Store, server: Server) -> None:
+    server.complaint = 403, "AccessDenied"
+    RemoteStorage(store).abort_uploads("t", 7 * 86_400_000)
+    assert server.asked == 1

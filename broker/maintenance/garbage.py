@@ -138,6 +138,7 @@ def _remove_unnamed_data(topic: Topic, reader: TopicReader, removed: Removed) ->
 
 def _remove_unfinished(topic: Topic, removed: Removed) -> None:
     """Remove what killed processes left half made: a Parquet file may be large."""
+    topic.storage.abort_uploads(topic.directory, GARBAGE_AFTER_MS)
     partitions = topic.storage.list(f"{topic.directory}/{SEALED}")
     for folder in ("data", "checkpoint", "index", *(f"{SEALED}/{one}" for one in partitions)):
         for name in topic.storage.unfinished(f"{topic.directory}/{folder}"):

@@ -136,6 +136,9 @@ class HdfsStore:
 
         self._ask(path, move)
 
+    def abort_uploads(self, path: str, older_than_ms: int) -> None:
+        """There are none: what is not finished is listed."""
+
     def delta_options(self) -> dict[str, str]:
         return dict(self._settings)
 

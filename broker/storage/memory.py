@@ -115,6 +115,9 @@ class MemoryStore:
         with self._lock:
             return sorted(self._contents.objects)
 
+    def abort_uploads(self, path: str, older_than_ms: int) -> None:
+        """There are none: what is not finished is listed."""
+
     def delta_options(self) -> dict[str, str]:
         return {}
 

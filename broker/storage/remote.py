@@ -178,6 +178,14 @@ class RemoteStorage:
         names = [entry.name for entry in self.entries(path)]
         return sorted(name for name in names if name.startswith(TEMPORARY))
 
+    def abort_uploads(self, path: str, older_than_ms: int) -> None:
+        """Let go of parts of files below a folder that no listing shows, if so old."""
+        try:
+            self._ask(lambda: self._store.abort_uploads(path, older_than_ms))
+        except StorageError as error:
+            # It may not be allowed to whoever may do all the rest; it only costs room.
+            logger.info("could not look for unfinished uploads: %s", error)
+
     def list(self, path: str) -> list[str]:
         """Return the sorted names in a directory, without temporary ones; none if it is absent.
 

@@ -9,16 +9,31 @@ what it put.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import s3fs
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConfigParseError,
+    InvalidConfigError,
+    InvalidRegionError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSLError,
+)
+from s3fs.core import S3_RETRYABLE_ERRORS
 
 from broker.config import parse_storage_options
 from broker.errors import AlreadyExists, InvalidOption, StorageError, StoreUnavailable
@@ -29,6 +44,7 @@ Answer = TypeVar("Answer")
 
 # Options that s3fs takes under the same names.
 _ARGUMENTS = ("anon", "endpoint_url", "key", "profile", "secret", "token")
+_AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 _PART_BYTES = 16 << 20
 
 
@@ -51,11 +67,20 @@ class S3Store:
         given = parse_storage_options("s3", options)
         self.poll_seconds = given["poll.ms"] / 1000
         self._arguments = _arguments(given)
-        # Amazon's own is; what else speaks the protocol may not heed the condition.
-        self._endpoint = given["endpoint_url"] or os.environ.get("AWS_ENDPOINT_URL")
-        self.is_known = self._endpoint is None
         self._systems: dict[int, s3fs.S3FileSystem] = {}
         self._lock = threading.Lock()
+
+    @functools.cached_property
+    def is_known(self) -> bool:
+        """Amazon's own is; what else speaks the protocol may not heed the condition of a put."""
+        return self._endpoint is None
+
+    @functools.cached_property
+    def _endpoint(self) -> str | None:
+        """Where requests go, if not to Amazon's own: options, variables and profiles may say so."""
+        url: str = self._ask("", lambda system: system.s3.meta.endpoint_url)
+        host = urlsplit(url).hostname or ""
+        return None if host.endswith(_AMAZON) else url
 
     def locate(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
@@ -64,16 +89,18 @@ class S3Store:
         if length == 0:
             return b""
         end = None if length is None else start + length
-        try:
-            data = self._ask(
-                path,
-                lambda system: system.cat_file(
-                    self._full(path), start=start or (None if end is None else 0), end=end
-                ),
+        start_or_all = start or (None if end is None else 0)
+
+        def request(system: s3fs.S3FileSystem) -> bytes:
+            # More than one request at once would ask for the size first, and list what is absent.
+            return bytes(
+                system.cat_file(self._full(path), start=start_or_all, end=end, max_concurrency=1)
             )
+
+        try:
+            return self._ask(path, request)
         except FileNotFoundError:
             return None
-        return bytes(data)
 
     def put_new(self, path: str, data: bytes) -> None:
         try:
@@ -123,6 +150,39 @@ class S3Store:
         with contextlib.suppress(FileNotFoundError):
             self._ask(path, lambda system: system.rm(self._full(path), recursive=True))
 
+    def abort_uploads(self, path: str, older_than_ms: int) -> None:
+        place: dict[str, str] = {}
+        while True:
+            found = self._ask(
+                path,
+                lambda system: system.call_s3(
+                    "list_multipart_uploads",
+                    Bucket=self._bucket,
+                    Prefix=f"{self._key(path)}/",
+                    **place,  # noqa: B023
+                ),
+            )
+            # By the clock of the store, which also said when they were begun.
+            now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+            for upload in found.get("Uploads", ()):
+                if (now - upload["Initiated"]).total_seconds() * 1000 > older_than_ms:
+                    self._abort(upload["Key"], upload["UploadId"])
+            if not found.get("IsTruncated"):
+                return
+            place = {
+                "KeyMarker": found["NextKeyMarker"],
+                "UploadIdMarker": found["NextUploadIdMarker"],
+            }
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # It was finished, or aborted by another.
+            self._ask(
+                key,
+                lambda system: system.call_s3(
+                    "abort_multipart_upload", Bucket=self._bucket, Key=key, UploadId=upload_id
+                ),
+            )
+
     def close(self) -> None:
         self._systems.clear()
 
@@ -144,7 +204,7 @@ class S3Store:
                     f"{self.locate(path)}: there is no bucket {self._bucket!r}; create it first"
                 ) from error
             raise
-        except (OSError, BotoCoreError, ClientError, TimeoutError) as error:
+        except (OSError, BotoCoreError, ClientError, *S3_RETRYABLE_ERRORS) as error:
             if _code(error) in _TAKEN:
                 # s3fs knows it only by an element of the answer that some stores leave out.
                 raise FileExistsError(path) from error
@@ -158,16 +218,32 @@ class S3Store:
             with self._lock:
                 system = self._systems.get(process_id)
                 if system is None:
-                    self._check_reachable()
-                    system = s3fs.S3FileSystem(
-                        **self._arguments, skip_instance_cache=True, use_listings_cache=False
-                    )
+                    system = self._connect()
                     self._systems = {process_id: system}
         return system
 
-    def _check_reachable(self) -> None:
-        parts = urlsplit(self._endpoint or "")
-        if not parts.hostname:
+    def _connect(self) -> s3fs.S3FileSystem:
+        system = s3fs.S3FileSystem(
+            **self._arguments,
+            # Asked again only by us: what a try was answered must not hide that one before it,
+            # whose answer was lost, was carried out.
+            config_kwargs={"retries": {"total_max_attempts": 1}},
+            skip_instance_cache=True,
+            use_listings_cache=False,
+        )
+        system.retries = 1
+        try:
+            endpoint = system.s3.meta.endpoint_url
+        except ValueError as error:
+            raise InvalidOption(
+                f"{self.root}: {error}; check the options endpoint_url and region"
+            ) from error
+        self._check_reachable(endpoint)
+        return system
+
+    def _check_reachable(self, endpoint: str) -> None:
+        parts = urlsplit(endpoint)
+        if not parts.hostname or parts.hostname.endswith(_AMAZON):
             return  # Amazon's own.
         if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
             return  # Whom the proxy reaches, we may not.
@@ -185,9 +261,10 @@ class S3Store:
             "key": "AWS_ACCESS_KEY_ID",
             "secret": "AWS_SECRET_ACCESS_KEY",
             "token": "AWS_SESSION_TOKEN",
-            "endpoint_url": "AWS_ENDPOINT_URL",
         }
         options = {known[name]: text for name, text in self._arguments.items() if name in known}
+        if self._endpoint is not None:
+            options["AWS_ENDPOINT_URL"] = self._endpoint
         region = self._arguments.get("client_kwargs", {}).get("region_name")
         if region is not None:
             options["AWS_REGION"] = region
@@ -213,6 +290,16 @@ class S3Store:
             return StorageError(f"{address}: there is no bucket {self._bucket!r}; create it first")
         if code in _MET:
             return StoreUnavailable(f"{address}: others wrote at the same time: {text}")
+        if _is_no_request(error):
+            return StorageError(
+                f"{address}: {text}; check the options of the store, or what the driver finds in "
+                "AWS_ variables and profiles"
+            )
+        if 400 <= _status(error) < 500 and code not in _AGAIN:
+            return StorageError(
+                f"{address}: the store refuses the request: {text}; check the bucket, the region "
+                "and the endpoint"
+            )
         return StoreUnavailable(f"{address}: the store does not answer: {text}")
 
 
@@ -230,9 +317,32 @@ def _upload(system: s3fs.S3FileSystem, full_path: str, file: BinaryIO) -> None:
         raise
 
 
-_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "Forbidden")
-
-
+_REFUSED = (
+    "AccessDenied",
+    "AllAccessDisabled",
+    "ExpiredToken",
+    "Forbidden",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch",
+    "401",
+    "403",
+)
+# Of all that is said to be the request's fault, these mean: later.
+_AGAIN = ("RequestTimeout", "RequestTimeoutException", "Throttling", "408", "429")
+# What the driver finds wrong before it asks the store.
+_NO_REQUEST = (
+    ConfigParseError,
+    InvalidConfigError,
+    InvalidRegionError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+# Of all that can go wrong with TLS, what another try does not mend.
+_NO_TLS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
 # The condition of a put does not hold: the name is taken.
 _TAKEN = ("PreconditionFailed", "412")
 # Two puts met; which of them was carried out, if any, is seen by asking again.
@@ -241,10 +351,25 @@ _MET = ("ConditionalRequestConflict", "OperationAborted", "409")
 
 def _code(error: Exception) -> str:
     """Return the store's own word for what went wrong; none if it did not answer."""
+    return str(_answer(error).get("Error", {}).get("Code", ""))
+
+
+def _status(error: Exception) -> int:
+    """Return the status of the store's answer; 0 if it did not answer."""
+    return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _answer(error: Exception) -> dict[str, Any]:
     cause = error if isinstance(error, ClientError) else error.__cause__
-    if not isinstance(cause, ClientError):
-        return ""
-    return str(cause.response.get("Error", {}).get("Code", ""))
+    return dict(cause.response) if isinstance(cause, ClientError) else {}
+
+
+def _is_no_request(error: Exception) -> bool:
+    """Tell whether the store was not asked, nor would be if we tried again."""
+    one = error if isinstance(error, BotoCoreError) else error.__cause__
+    if isinstance(one, SSLError):
+        return any(word in str(one) for word in _NO_TLS)
+    return isinstance(one, _NO_REQUEST)
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:

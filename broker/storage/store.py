@@ -28,8 +28,10 @@ class ObjectStore(Protocol):
     root: str
     # How often somebody who waits asks again, in seconds.
     poll_seconds: float
-    # Whether its put-if-absent is known to be one; others are tried first.
-    is_known: bool
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its put-if-absent is known to be one; others are tried first."""
 
     def locate(self, path: str) -> str:
         """Return the whole address, for people and for other libraries."""
@@ -60,6 +62,12 @@ class ObjectStore(Protocol):
 
     def delete_tree(self, path: str) -> None:
         """Remove a folder and all in it; that it is gone already is fine."""
+
+    def abort_uploads(self, path: str, older_than_ms: int) -> None:
+        """Let go of parts of files in a folder that were begun so long ago and never finished.
+
+        Only for what no listing shows.
+        """
 
     def delta_options(self) -> dict[str, str]:
         """Return what the library `deltalake` needs to know to get here."""
