@@ -15,8 +15,10 @@ from broker.commit import Author
 from broker.errors import CorruptLog
 from broker.ledger import new_token
 from broker.state import TopicState
-from broker.storage import LocalStorage
+from broker.storage import LocalStorage, Storage
 from broker.topic import Topic
+
+pytestmark = pytest.mark.any_store
 
 FOLDER = "topics/t/1/checkpoint"
 FRAME = encode_records([None, None], [b"a", b"b"], None, [5000, 3000])
@@ -38,6 +40,7 @@ def full_state(log: broker.Log) -> TopicState:
     return state
 
 
+@pytest.mark.every_store
 def test_a_state_comes_back_as_it_was(log: broker.Log) -> None:
     state = full_state(log)
     found, boot_id = checkpoint.decode(checkpoint.encode(state, "this boot"), "a file")
@@ -62,29 +65,31 @@ def test_a_changed_bit_or_a_cut_is_found() -> None:
             checkpoint.decode(data[:position], "a file")
 
 
-def stored(storage: LocalStorage) -> list[str]:
+def stored(storage: Storage) -> list[str]:
     return storage.list(FOLDER)
 
 
-def put(storage: LocalStorage, number: int, boot_id: str = "", incarnation: int = 1) -> None:
+def put(storage: Storage, number: int, boot_id: str = "", incarnation: int = 1) -> None:
     state = TopicState(incarnation, number=number)
     data = checkpoint.encode(state, boot_id)
     checkpoint.write(storage, FOLDER, number, data, soft=bool(boot_id))
 
 
-def newest(storage: LocalStorage) -> int | None:
+def newest(storage: Storage) -> int | None:
     state = checkpoint.read_newest(storage, FOLDER, 1, checkpoint.decode)
     return None if state is None else state.number
 
 
-def test_the_newest_one_is_read(storage: LocalStorage) -> None:
+@pytest.mark.every_store
+def test_the_newest_one_is_read(storage: Storage) -> None:
     assert newest(storage) is None
     for number in (5, 100, 20):
         put(storage, number)
     assert newest(storage) == 100
 
 
-def test_two_of_each_sort_are_kept(storage: LocalStorage) -> None:
+@pytest.mark.every_store
+def test_two_of_each_sort_are_kept(storage: Storage) -> None:
     for number in range(1, 6):
         put(storage, number)
         put(storage, number + 10, storage.boot_id)
@@ -99,15 +104,17 @@ def test_two_of_each_sort_are_kept(storage: LocalStorage) -> None:
     ]
 
 
-def test_a_soft_one_is_believed_only_in_its_own_boot(storage: LocalStorage, root: Path) -> None:
+@pytest.mark.on_disk
+def test_a_soft_one_is_believed_only_in_its_own_boot(storage: Storage, root: Path) -> None:
     put(storage, 5)
     put(storage, 9, storage.boot_id)
     assert newest(storage) == 9
     assert newest(LocalStorage(str(root), boot_id="another boot")) == 5
 
 
+@pytest.mark.on_disk
 def test_a_damaged_one_is_passed_over_with_a_warning(
-    storage: LocalStorage, root: Path, caplog: pytest.LogCaptureFixture
+    storage: Storage, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (5, 9):
         put(storage, number)
@@ -118,20 +125,22 @@ def test_a_damaged_one_is_passed_over_with_a_warning(
     assert str(path) in caplog.text
 
 
-def test_one_of_another_incarnation_is_not_believed(storage: LocalStorage) -> None:
+@pytest.mark.every_store
+def test_one_of_another_incarnation_is_not_believed(storage: Storage) -> None:
     put(storage, 9, incarnation=2)
     put(storage, 5)
     assert newest(storage) == 5
 
 
-def test_one_that_is_there_already_is_left_as_it_is(storage: LocalStorage, root: Path) -> None:
+@pytest.mark.on_disk
+def test_one_that_is_there_already_is_left_as_it_is(storage: Storage, root: Path) -> None:
     put(storage, 5)
     before = (root / FOLDER / stored(storage)[0]).read_bytes()
     checkpoint.write(storage, FOLDER, 5, b"other", soft=False)
     assert (root / FOLDER / stored(storage)[0]).read_bytes() == before
 
 
-def test_after_a_power_cut_only_those_of_what_is_left_stay(storage: LocalStorage) -> None:
+def test_after_a_power_cut_only_those_of_what_is_left_stay(storage: Storage) -> None:
     for number in (5, 9):
         put(storage, number)
     put(storage, 4, storage.boot_id)
@@ -141,8 +150,9 @@ def test_after_a_power_cut_only_those_of_what_is_left_stay(storage: LocalStorage
     assert stored(storage) == [f"{5:020d}.arrow"]
 
 
+@pytest.mark.on_disk
 def test_a_topic_is_the_same_from_any_checkpoint_or_none(
-    log: broker.Log, storage: LocalStorage, root: Path
+    log: broker.Log, storage: Storage, root: Path
 ) -> None:
     log.create_topic("t", config={"segment.bytes": 600, "checkpoint.commits": 3})
     for number in range(30):
@@ -163,6 +173,7 @@ def test_a_topic_is_the_same_from_any_checkpoint_or_none(
     opened.close()
 
 
+@pytest.mark.on_disk
 def test_opening_from_a_checkpoint_does_not_read_the_files_before_it(
     log: broker.Log, root: Path
 ) -> None:

@@ -26,8 +26,10 @@ from broker.maintenance.keeping import Round
 from broker.maintenance.sealing import Stopped
 from broker.partitioner import murmur2
 from broker.reader import TopicReader
-from broker.storage import LocalStorage
+from broker.storage import LocalStorage, Storage, open_storage
 from broker.topic import Topic
+
+pytestmark = pytest.mark.any_store
 
 NAME = "users"
 PLACE = TopicPartition(NAME, 0)
@@ -59,12 +61,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def storage(root: Path, clock: Clock) -> LocalStorage:
-    return LocalStorage(str(root), clock=clock)
+def storage(root: Path | str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    made = open_storage(root)
+    monkeypatch.setattr(made, "clock", clock)
+    return made
 
 
 @pytest.fixture
-def log(storage: LocalStorage) -> broker.Log:
+def log(storage: Storage) -> broker.Log:
     made = broker.Log(storage)
     made.create_topic(NAME, 1, config=CONFIG)
     return made
@@ -108,6 +112,7 @@ def many(count: int, key_count: int, seed: int = 1) -> Iterator[tuple[bytes, byt
 # What stays.
 
 
+@pytest.mark.every_store
 def test_the_last_record_of_every_key_stays_at_its_offset(log: broker.Log) -> None:
     send(log, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), (b"a", b"3"), (b"b", b"2"))
     assert compact(log) == 3
@@ -185,6 +190,7 @@ def test_only_a_topic_with_that_policy_is_compacted(log: broker.Log) -> None:
 # Tombstones.
 
 
+@pytest.mark.every_store
 def test_a_tombstone_goes_when_it_is_old_and_was_compacted_before(
     log: broker.Log, clock: Clock
 ) -> None:
@@ -277,9 +283,7 @@ def test_nothing_new_is_not_compacted_again(log: broker.Log) -> None:
     assert done.compacted_files == 0
 
 
-def test_merging_leaves_the_border_of_what_is_compacted(
-    log: broker.Log, storage: LocalStorage
-) -> None:
+def test_merging_leaves_the_border_of_what_is_compacted(log: broker.Log, storage: Storage) -> None:
     send(log, *many(100, 10))
     compact(log)
     log.alter_topic(NAME, {"min.cleanable.dirty.ratio": 1})
@@ -350,6 +354,7 @@ def gaps(log: broker.Log) -> broker.Log:
     return log
 
 
+@pytest.mark.every_store
 def test_polls_go_over_gaps(gaps: broker.Log) -> None:
     with gaps.consumer(NAME, auto_offset_reset="earliest") as consumer:
         seen = []
@@ -398,7 +403,7 @@ def test_the_end_is_reached_when_nothing_is_left_before_it(log: broker.Log) -> N
         assert consumer.poll(0) == {} and consumer.poll_batches(0) == {}
 
 
-def empty(log: broker.Log, storage: LocalStorage) -> None:
+def empty(log: broker.Log, storage: Storage) -> None:
     """Make a topic whose sealed files have no record any more."""
     send(log, (b"a", b"1"), (b"a", None), (b"b", None), at_ms=1)
     log.alter_topic(NAME, {"delete.retention.ms": 0})
@@ -412,7 +417,7 @@ def empty(log: broker.Log, storage: LocalStorage) -> None:
     topic.close()
 
 
-def test_a_topic_may_be_compacted_to_nothing(log: broker.Log, storage: LocalStorage) -> None:
+def test_a_topic_may_be_compacted_to_nothing(log: broker.Log, storage: Storage) -> None:
     empty(log, storage)
     (file,) = Topic(storage, NAME, 1).state.sealed
     assert (file.record_count, file.min_timestamp, file.max_timestamp) == (0, -1, -1)
@@ -451,6 +456,7 @@ def test_slices_give_the_records_that_are_left(gaps: broker.Log) -> None:
     reader.close()
 
 
+@pytest.mark.on_disk  # A store keeps what a plan names for an hour at least.
 def test_a_plan_of_before_compaction_reads_what_is_left(log: broker.Log) -> None:
     send(log, *[(b"%d" % (number % 7), b"%d" % number) for number in range(200)])
     log.alter_topic(NAME, {"cleanup.policy": "delete"})
@@ -475,7 +481,7 @@ def test_a_plan_of_before_compaction_reads_what_is_left(log: broker.Log) -> None
 @pytest.mark.parametrize("to_nothing", [False, True])
 def test_the_command_line_consumes_to_the_end(
     log: broker.Log,
-    storage: LocalStorage,
+    storage: Storage,
     to_nothing: bool,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -493,7 +499,7 @@ def test_the_command_line_consumes_to_the_end(
 # Bounded memory.
 
 
-def test_more_keys_than_fit_take_several_passes(log: broker.Log, storage: LocalStorage) -> None:
+def test_more_keys_than_fit_take_several_passes(log: broker.Log, storage: Storage) -> None:
     log.alter_topic(NAME, {"cleanup.policy": "delete", "segment.bytes": 1 << 20})
     rng = np.random.default_rng(5)
     keys = [b"key %d" % number for number in rng.integers(0, 30_000, 100_000)]
@@ -635,7 +641,7 @@ def test_slices_count_the_records_that_are_left(log: broker.Log) -> None:
 # Others, and crashes.
 
 
-def prepared(storage: LocalStorage, log: broker.Log) -> tuple[Topic, TopicReader]:
+def prepared(storage: Storage, log: broker.Log) -> tuple[Topic, TopicReader]:
     log.alter_topic(NAME, {"cleanup.policy": "delete"})
     send(log, *many(200, 20))
     log.maintain(NAME, seal=True)
@@ -643,9 +649,7 @@ def prepared(storage: LocalStorage, log: broker.Log) -> tuple[Topic, TopicReader
     return Topic(storage, NAME, 1, write=True), TopicReader(storage, NAME, 1)
 
 
-def test_a_compactor_that_wakes_too_late_changes_nothing(
-    log: broker.Log, storage: LocalStorage
-) -> None:
+def test_a_compactor_that_wakes_too_late_changes_nothing(log: broker.Log, storage: Storage) -> None:
     topic, reader = prepared(storage, log)
     before = table(rows(log))
     (unit,) = compaction.plan(reader.state, 0)
@@ -662,7 +666,7 @@ def test_a_compactor_that_wakes_too_late_changes_nothing(
 
 @pytest.mark.parametrize("change", ["truncate", "policy", "grown"])
 def test_compaction_fits_only_what_it_was_made_from(
-    log: broker.Log, storage: LocalStorage, change: str
+    log: broker.Log, storage: Storage, change: str
 ) -> None:
     topic, reader = prepared(storage, log)
     (unit,) = compaction.plan(reader.state, 0)
@@ -680,8 +684,9 @@ def test_compaction_fits_only_what_it_was_made_from(
     reader.close()
 
 
+@pytest.mark.every_store
 def test_a_file_that_another_compactor_took_away_is_no_error(
-    log: broker.Log, storage: LocalStorage
+    log: broker.Log, storage: Storage
 ) -> None:
     topic, reader = prepared(storage, log)
     (unit,) = compaction.plan(reader.state, 0)
@@ -704,9 +709,8 @@ class Impatient:
         raise Stopped
 
 
-def test_a_stopped_compaction_leaves_nothing(
-    log: broker.Log, storage: LocalStorage, root: Path
-) -> None:
+@pytest.mark.on_disk
+def test_a_stopped_compaction_leaves_nothing(log: broker.Log, storage: Storage, root: Path) -> None:
     topic, reader = prepared(storage, log)
     files = sorted((root / "topics" / NAME / "1" / "sealed").rglob("*"))
     done = Round(storage, NAME, 1, progress=Impatient()).run()
@@ -716,6 +720,7 @@ def test_a_stopped_compaction_leaves_nothing(
     reader.close()
 
 
+@pytest.mark.on_disk
 @pytest.mark.parametrize("manner", ["before", "after", "fail"])
 def test_a_compactor_killed_at_any_change_or_out_of_room_loses_nothing(
     tmp_path: Path, manner: str

@@ -26,8 +26,10 @@ from broker.maintenance.keeping import Round
 from broker.maintenance.units import AnyUnit, Progress, Written, write_here
 from broker.naming import GARBAGE_AFTER_MS, NAMED_WITHIN_MS
 from broker.reader import TopicReader
-from broker.storage import AppendFile, LocalStorage
+from broker.storage import AppendFile, Storage, open_storage
 from broker.topic import Topic
+
+pytestmark = pytest.mark.any_store
 
 NAME = "orders"
 PARTITIONS = 2
@@ -53,12 +55,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def storage(root: Path, clock: Clock) -> LocalStorage:
-    return LocalStorage(str(root), clock=clock)
+def storage(root: Path | str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    made = open_storage(root)
+    monkeypatch.setattr(made, "clock", clock)
+    return made
 
 
 @pytest.fixture
-def log(storage: LocalStorage) -> broker.Log:
+def log(storage: Storage) -> broker.Log:
     made = broker.Log(storage)
     made.create_topic(NAME, PARTITIONS, config=CONFIG)
     return made
@@ -108,6 +112,7 @@ def files(root: Path, folder: str) -> list[Path]:
 # Sealing.
 
 
+@pytest.mark.on_disk
 def test_sealed_records_are_the_same_records(log: broker.Log, root: Path) -> None:
     fill(log, 200)
     before = read(log)
@@ -118,6 +123,7 @@ def test_sealed_records_are_the_same_records(log: broker.Log, root: Path) -> Non
     assert len(files(root, "journal")) == 1, "all records are sealed, so the files are free"
 
 
+@pytest.mark.on_disk
 def test_a_sealed_file_is_plain_parquet(log: broker.Log, root: Path) -> None:
     fill(log, 50)
     log.maintain(NAME, seal=True)
@@ -138,7 +144,7 @@ def test_new_records_follow_sealed_ones(log: broker.Log) -> None:
 
 
 def test_little_is_sealed_only_when_it_is_old(
-    log: broker.Log, storage: LocalStorage, clock: Clock
+    log: broker.Log, storage: Storage, clock: Clock
 ) -> None:
     fill(log, 20)
     assert log.maintain(NAME)[0].sealed_records == 0
@@ -153,6 +159,7 @@ def test_much_is_sealed_at_once(log: broker.Log) -> None:
     assert sum(log.describe_topic(NAME).sealed_ends) > 300
 
 
+@pytest.mark.on_disk
 def test_small_files_become_larger_ones(log: broker.Log, root: Path) -> None:
     log.alter_topic(NAME, {"table.delete.delay.ms": 0})
     for first in range(0, 16 * 10, 10):
@@ -224,6 +231,7 @@ def test_a_look_up_by_time_opens_one_row_group_of_one_sealed_file(
         assert len(opened) <= 1 and len(groups) <= 1, time_ms
 
 
+@pytest.mark.every_store
 def test_a_consumer_goes_on_over_sealing_and_trimming(log: broker.Log) -> None:
     fill(log, 100)
     with log.consumer(NAME, auto_offset_reset="earliest") as consumer:
@@ -238,7 +246,7 @@ def test_a_consumer_goes_on_over_sealing_and_trimming(log: broker.Log) -> None:
 
 
 def test_a_reader_that_slept_over_a_trim_goes_on_from_a_checkpoint(
-    log: broker.Log, storage: LocalStorage
+    log: broker.Log, storage: Storage
 ) -> None:
     fill(log, 20)
     sleeper = Topic(storage, NAME, 1)
@@ -249,7 +257,7 @@ def test_a_reader_that_slept_over_a_trim_goes_on_from_a_checkpoint(
     sleeper.close()
 
 
-def test_an_old_plan_is_read_from_the_new_place(log: broker.Log, storage: LocalStorage) -> None:
+def test_an_old_plan_is_read_from_the_new_place(log: broker.Log, storage: Storage) -> None:
     log.alter_topic(NAME, {"table.delete.delay.ms": 0})
     fill(log, 300)
     reader = log.reader(NAME)
@@ -269,6 +277,7 @@ def test_an_old_plan_is_read_from_the_new_place(log: broker.Log, storage: LocalS
         assert len(values[1]) == 150
 
 
+@pytest.mark.on_disk  # A store keeps what a plan names for an hour at least.
 def test_an_old_plan_of_removed_records_fails(log: broker.Log) -> None:
     fill(log, 300)
     reader = log.reader(NAME)
@@ -280,8 +289,9 @@ def test_an_old_plan_of_removed_records_fails(log: broker.Log) -> None:
         list(broker.read_slices(log.root, plan))
 
 
+@pytest.mark.on_disk
 def test_what_does_not_fit_any_more_is_dropped(
-    log: broker.Log, storage: LocalStorage, root: Path
+    log: broker.Log, storage: Storage, root: Path
 ) -> None:
     """Two maintainers at once: one is paused after writing its files, and wakes up too late."""
     fill(log, 100)
@@ -301,8 +311,9 @@ def test_what_does_not_fit_any_more_is_dropped(
     topic.close()
 
 
+@pytest.mark.on_disk
 def test_files_that_took_too_long_to_be_named_are_dropped_and_made_again(
-    log: broker.Log, storage: LocalStorage, root: Path, clock: Clock
+    log: broker.Log, storage: Storage, root: Path, clock: Clock
 ) -> None:
     fill(log, 100)
     before = read(log)
@@ -322,7 +333,8 @@ def test_files_that_took_too_long_to_be_named_are_dropped_and_made_again(
     assert log.describe_topic(NAME).sealed_ends == (50, 50) and read(log) == before
 
 
-def test_only_one_maintains_at_a_time(log: broker.Log, storage: LocalStorage) -> None:
+@pytest.mark.every_store
+def test_only_one_maintains_at_a_time(log: broker.Log, storage: Storage) -> None:
     fill(log, 50)
     with keeping.hold(storage, NAME) as is_ours:
         assert is_ours and log.maintain(NAME, seal=True)[0].is_held
@@ -343,6 +355,7 @@ with keeping.hold(log._storage, "orders") as is_ours:
 """
 
 
+@pytest.mark.on_disk
 def test_a_forked_child_of_a_dead_maintainer_does_not_keep_others_away(
     log: broker.Log, root: Path
 ) -> None:
@@ -358,6 +371,7 @@ def test_a_forked_child_of_a_dead_maintainer_does_not_keep_others_away(
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.on_disk
 @pytest.mark.parametrize("part", ["footer", "page"])
 def test_damage_to_a_sealed_file_is_named(log: broker.Log, root: Path, part: str) -> None:
     fill(log, 100)
@@ -370,6 +384,7 @@ def test_damage_to_a_sealed_file_is_named(log: broker.Log, root: Path, part: str
         read(log)
 
 
+@pytest.mark.on_disk
 def test_a_missing_sealed_file_is_named(log: broker.Log, root: Path) -> None:
     fill(log, 100)
     log.maintain(NAME, seal=True)
@@ -380,7 +395,7 @@ def test_a_missing_sealed_file_is_named(log: broker.Log, root: Path) -> None:
 
 
 def test_a_reader_finds_records_however_often_they_move(
-    log: broker.Log, storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+    log: broker.Log, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between a reader's look at the state and its opening of the file, again and again."""
     log.alter_topic(NAME, {"table.delete.delay.ms": 0})
@@ -412,6 +427,7 @@ def damage_first_sealed_file(root: Path) -> Path:
     return path
 
 
+@pytest.mark.on_disk
 def test_damage_in_one_partition_does_not_keep_the_others_from_being_maintained(
     log: broker.Log, root: Path
 ) -> None:
@@ -430,6 +446,7 @@ def test_damage_in_one_partition_does_not_keep_the_others_from_being_maintained(
     assert len(files(root, "journal")) == 1
 
 
+@pytest.mark.on_disk
 def test_damage_in_one_topic_does_not_keep_the_others_and_groups_from_being_maintained(
     log: broker.Log, root: Path, clock: Clock
 ) -> None:
@@ -465,8 +482,9 @@ class Meanwhile:
     def advance(self, count: int) -> None: ...
 
 
+@pytest.mark.on_disk
 def test_a_topic_deleted_during_maintenance_stays_deleted(
-    log: broker.Log, storage: LocalStorage, root: Path
+    log: broker.Log, storage: Storage, root: Path
 ) -> None:
     fill(log, 100)
     round_ = Round(storage, NAME, 1, progress=Meanwhile(lambda: log.delete_topic(NAME)))
@@ -479,7 +497,7 @@ def test_a_topic_deleted_during_maintenance_stays_deleted(
 
 
 def test_partitions_and_records_added_during_maintenance_are_left_for_the_next(
-    log: broker.Log, storage: LocalStorage
+    log: broker.Log, storage: Storage
 ) -> None:
     fill(log, 100)
 
@@ -497,6 +515,7 @@ def test_partitions_and_records_added_during_maintenance_are_left_for_the_next(
     assert read(log) == before and [len(before[part]) for part in (0, 1, 3)] == [100, 100, 1]
 
 
+@pytest.mark.on_disk
 def test_a_disk_that_is_full_at_the_seal_has_its_room_back(log: broker.Log, root: Path) -> None:
     fill(log, 100)
     log.maintain(NAME, seal=True)
@@ -542,6 +561,7 @@ def test_a_clock_set_back_does_not_stop_sealing(log: broker.Log, clock: Clock) -
 # Retention.
 
 
+@pytest.mark.every_store
 def test_old_records_go_file_by_file(log: broker.Log, clock: Clock) -> None:
     now = int(time.time() * 1000)
     log.alter_topic(NAME, {"retention.ms": DAY_MS, "seal.ms": 1 << 60})
@@ -553,6 +573,7 @@ def test_old_records_go_file_by_file(log: broker.Log, clock: Clock) -> None:
     assert [row[0] for row in read(log)[0]] == list(range(starts[0], 150))
 
 
+@pytest.mark.on_disk
 def test_old_sealed_records_go_too(log: broker.Log, root: Path, clock: Clock) -> None:
     log.alter_topic(NAME, {"table.delete.delay.ms": 0})
     fill(log, 100)
@@ -577,6 +598,7 @@ def test_a_topic_that_is_all_old_becomes_empty(log: broker.Log) -> None:
     assert sum(map(len, read(log).values())) == 10
 
 
+@pytest.mark.every_store
 def test_too_many_bytes_go_oldest_first(log: broker.Log) -> None:
     fill(log, 400)
     log.maintain(NAME, seal=True)
@@ -605,6 +627,7 @@ def test_a_clock_set_back_removes_nothing(log: broker.Log, clock: Clock) -> None
     assert read(log) == before
 
 
+@pytest.mark.on_disk
 def test_records_deleted_within_a_file_leave_it_at_the_next_round(
     log: broker.Log, root: Path
 ) -> None:
@@ -623,6 +646,7 @@ def test_records_deleted_within_a_file_leave_it_at_the_next_round(
 # Garbage.
 
 
+@pytest.mark.on_disk
 def test_staged_files_that_nobody_committed_go_after_days(
     log: broker.Log, root: Path, clock: Clock
 ) -> None:
@@ -649,6 +673,7 @@ def test_staged_files_that_nobody_committed_go_after_days(
     assert (0, None, b"v") in {row[:3] for rows in read(log).values() for row in rows}
 
 
+@pytest.mark.on_disk
 def test_half_made_files_of_the_dead_go_after_days(log: broker.Log, root: Path) -> None:
     fill(log, 100)
     log.maintain(NAME, seal=True)
@@ -667,10 +692,11 @@ def test_half_made_files_of_the_dead_go_after_days(log: broker.Log, root: Path) 
 # Crashes.
 
 
-def run_round(storage: LocalStorage) -> None:
+def run_round(storage: Storage) -> None:
     Round(storage, NAME, 1).run(is_forced=True)
 
 
+@pytest.mark.on_disk
 def test_a_maintainer_killed_at_any_change_loses_nothing(tmp_path: Path) -> None:
     prepared = tmp_path / "prepared"
     made = broker.open(prepared)
@@ -720,6 +746,7 @@ def kill(prepared: Path, trial: Path, fuse: Fuse) -> None:
     storage.bury()
 
 
+@pytest.mark.on_disk
 def test_a_full_disk_while_sealing_changes_nothing(tmp_path: Path) -> None:
     prepared = tmp_path / "prepared"
     made = broker.open(prepared)
