@@ -7,6 +7,7 @@ whatever is written and sealed meanwhile. No Delta jar is needed: the journal kn
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -15,9 +16,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 import broker
-from broker import InvalidOption, PartitionSnapshot, SealedFile, TopicSnapshot
+from broker import InvalidOption, SealedFile, TopicSnapshot
 from spark_log import schema as schemas
 
+logger = logging.getLogger(__name__)
+
+# What Hadoop says where it has no driver for a store, as Spark has none for S3 unless it is added.
+_NO_FILE_SYSTEM = ("No FileSystem for scheme", "S3AFileSystem not found")
 # Spark takes these for patterns of names, unless told not to.
 _GLOB = frozenset("*?[]{}\\")
 # The last millisecond of Spark's timestamps, which count microseconds.
@@ -49,6 +54,7 @@ def table(
             without any are not even opened.
         ending_timestamp: only records before this time.
         storage: options of the store's driver; Spark's own scan is told by Hadoop's settings.
+            Where Hadoop has no driver for the store, `format("log")` reads the history too.
     """
     _check_times(starting_timestamp, ending_timestamp)
     snapshot = broker.open(root, create=False, storage=storage).snapshot(topic)
@@ -56,12 +62,25 @@ def table(
     low = None if starting_timestamp is None else starting_timestamp * 1000
     high = None if ending_timestamp is None else ending_timestamp * 1000
     files = [file for file in snapshot.files if _may_hold(file, low, high)]
-    tail = [one for one in snapshot.partitions if one.sealed_end < one.end]
+    starts = {one.partition: one.sealed_end for one in snapshot.partitions}
     parts = []
     if files:
-        parts.append(_history(spark, snapshot, files, schema))
-    if tail or not parts:
-        parts.append(_tail(spark, root, snapshot, tail, headers=headers, storage=storage))
+        try:
+            parts.append(_history(spark, snapshot, files, schema))
+        except Exception as error:
+            # Of Py4J or of Spark Connect: they have no class in common.
+            reason = next((sign for sign in _NO_FILE_SYSTEM if sign in str(error)), None)
+            if reason is None:
+                raise
+            logger.warning(
+                "Spark cannot read %s by itself (%s); format('log') reads all of topic %r",
+                snapshot.location,
+                reason,
+                topic,
+            )
+            starts = {one.partition: one.start for one in snapshot.partitions}
+    if not parts or any(starts[one.partition] < one.end for one in snapshot.partitions):
+        parts.append(_read(spark, root, snapshot, starts, headers=headers, storage=storage))
     frame = reduce(lambda one, other: one.unionAll(other), parts)
     if starting_timestamp is not None:
         frame = frame.filter(F.col("timestamp") >= F.timestamp_millis(F.lit(starting_timestamp)))
@@ -113,27 +132,26 @@ def _history(
     return frame.select(*columns)
 
 
-def _tail(
+def _read(
     spark: Any,
     root: str,
     snapshot: TopicSnapshot,
-    partitions: Sequence[PartitionSnapshot],
+    starts: Mapping[int, int],
     *,
     headers: bool,
     storage: Mapping[str, str] | None,
 ) -> Any:
-    # An empty range of some partition stands for: nothing.
-    chosen = partitions or [
-        PartitionSnapshot(one.partition, one.end, one.end, one.end)
-        for one in snapshot.partitions[:1]
-    ]
-    starts = {str(one.partition): one.sealed_end for one in chosen}
-    ends = {str(one.partition): one.end for one in chosen}
+    """Return the records from `starts` on, by the log's own source."""
+    ends = {one.partition: one.end for one in snapshot.partitions}
+    # If there are none, an empty range of some partition stands for: nothing.
+    chosen = [one for one in ends if starts[one] < ends[one]] or [snapshot.partitions[0].partition]
+    first = {str(one): min(starts[one], ends[one]) for one in chosen}
+    last = {str(one): ends[one] for one in chosen}
     return (
         spark.read.format("log")
-        .option("assign", json.dumps({snapshot.topic: [one.partition for one in chosen]}))
-        .option("startingOffsets", json.dumps({snapshot.topic: starts}))
-        .option("endingOffsets", json.dumps({snapshot.topic: ends}))
+        .option("assign", json.dumps({snapshot.topic: chosen}))
+        .option("startingOffsets", json.dumps({snapshot.topic: first}))
+        .option("endingOffsets", json.dumps({snapshot.topic: last}))
         .option("includeHeaders", str(headers).lower())
         .options(**{f"storage.{name}": value for name, value in (storage or {}).items()})
         .load(root)
