@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import urllib.request
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+import hdfs_native
 import pytest
 
-from servers import S3Server
+import broker
+from servers import HdfsCluster, S3Server
 from servers.children import free_port
 
 # Starting Python takes some of it; the drivers by themselves would ask for minutes.
@@ -92,6 +95,30 @@ def test_a_name_service_is_left_to_hadoops_configuration(tmp_path: Path) -> None
         timeout=SOON_SECONDS,
     )
     assert done.stdout == "hdfs://mine/x\n"
+
+
+def test_a_folder_of_somebody_else(hdfs_cluster: HdfsCluster) -> None:
+    client = hdfs_native.Client(hdfs_cluster.address, hdfs_cluster.client_options)
+    folder = f"/{uuid.uuid4().hex}"
+    client.mkdirs(folder, 0o700, True)
+    root = f"{hdfs_cluster.address}{folder}/log"
+    broker.open(root)
+    line = refuse(root, {"HADOOP_USER_NAME": "stranger"})
+    assert f"not allowed to write or read {root}/_log.json as stranger: " in line
+    assert "check its owner, or set HADOOP_USER_NAME" in line
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("ENDPOINT_URL", "127.0.0.1:9000", "check the options endpoint_url and region"),
+        ("REGION", "on the moon", "check the options endpoint_url and region"),
+        ("PROFILE", "nobodys", "The config profile (nobodys) could not be found; check the opt"),
+        ("POLL__MS", "often", "storage option poll.ms='often' is not a whole number"),
+    ],
+)
+def test_options_that_cannot_be(option: str, value: str, message: str) -> None:
+    assert message in refuse("s3://bucket/x", {f"SPARK_LOG_STORAGE_{option}": value})
 
 
 def test_a_bucket_that_does_not_exist(s3_server: S3Server) -> None:

@@ -370,6 +370,11 @@ def _translate(error: Exception, address: str) -> StorageError:
             f"not allowed to write or read {address} as {_user()}: {text}; check its owner, or "
             "set HADOOP_USER_NAME"
         )
+    if any(sign in text.lower() for sign in _NO_LOGIN):
+        return StorageError(
+            f"{address}: HDFS does not take {_user()}'s login: {text}; check the Kerberos ticket "
+            "(kinit), or the options storage.kerberos_principal and storage.kerberos_keytab"
+        )
     if "SafeMode" in text:
         return StoreUnavailable(f"{address}: the name node is in safe mode; waiting for it")
     if any(sign in text for sign in _NO_DATANODE):
@@ -380,6 +385,7 @@ def _translate(error: Exception, address: str) -> StorageError:
     return StoreUnavailable(f"{address}: HDFS does not answer: {text}")
 
 
+_NO_LOGIN = ("sasl", "gssapi", "kerberos")
 # What the client says, and what the name node says.
 _NO_DATANODE = ("All DataNodes failed", "could only be written to 0 of")
 
