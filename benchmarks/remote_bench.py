@@ -22,7 +22,6 @@ from broker.log import Log
 from broker.reader import TopicReader
 from broker.storage.memory import MemoryStore
 from broker.storage.remote import RemoteStorage
-from broker.storage.s3 import S3Store
 from servers import HdfsCluster, S3Server
 
 VALUE = b"x" * 100
@@ -240,20 +239,19 @@ def small_commits(directory: Path) -> list[Row]:
 
 
 def idle_consumer(directory: Path) -> list[Row]:
-    """Requests of a consumer that waits on S3, by default settings."""
+    """Requests of a consumer that waits on S3, by default settings, counted by the server."""
     with S3Server.start(directory) as server:
-        store = SlowStore(S3Store(f"{server.address}/idle", server.client_options), 0)
-        log = Log(RemoteStorage(store))  # type: ignore[arg-type]
+        log = broker.open(f"{server.address}/idle", storage=server.client_options)
         log.create_topic("t", partitions=PARTITIONS)
         with log.consumer(auto_offset_reset="earliest") as consumer:
             consumer.assign([broker.TopicPartition("t", p) for p in range(PARTITIONS)])
             consumer.poll(timeout_ms=5000)
-            store.requests.clear()
-            begun = time.monotonic()
+            before, begun = len(server.requests()), time.monotonic()
             consumer.poll(timeout_ms=20_000)
             seconds = time.monotonic() - begun
-    rate = len(store.requests) / seconds
-    lists = store.requests.count("entries")
+            requests = server.requests()[before:]
+    rate = len(requests) / seconds
+    lists = sum("list-type=" in request for request in requests)
     return [
         Row(
             "requests of an idle consumer on S3",
