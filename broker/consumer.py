@@ -358,13 +358,17 @@ class Consumer:
         begun = time.monotonic()
         deadline = begun + timeout_ms / 1000
         gather_until = begun + min(timeout_ms, self._options.fetch_max_wait_ms) / 1000
+        has_looked = False
         while True:
+            # Who was held up until the deadline may look, if it was not time to do so before.
+            is_last = time.monotonic() >= deadline
             self._watch.clear()
-            self._assign_new()
+            has_looked = self._assign_new() or has_looked
             size = self._fetch_once()
             now = time.monotonic()
             is_enough = size >= self._options.fetch_min_bytes
-            if (size and (is_enough or now >= gather_until)) or now >= deadline:
+            is_over = now >= deadline and (has_looked or is_last)
+            if (size and (is_enough or now >= gather_until)) or is_over:
                 if size:
                     self._watch.changed()
                 return bool(self._chunks)
@@ -404,10 +408,13 @@ class Consumer:
                 break
         return size
 
-    def _assign_new(self) -> None:
-        """Bring readers up to date, and give new partitions a position."""
+    def _assign_new(self) -> bool:
+        """Bring readers up to date, and give new partitions a position; not if it is too early.
+
+        Returns whether it was time to do so.
+        """
         if not self._watch.may_look():
-            return
+            return False
         try:
             gone, added = self._subscription.refresh(self._positions)
         except LogError:
@@ -416,6 +423,7 @@ class Consumer:
         self._drop(gone)
         for place, is_late in added:
             self._positions[place] = self._start(place, is_late=is_late)
+        return True
 
     def _start(self, place: TopicPartition, *, is_late: bool) -> int | None:
         """Return where to begin in a partition."""

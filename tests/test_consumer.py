@@ -548,6 +548,24 @@ def test_a_pattern_lets_go_of_deleted_topics_and_takes_them_up_again(log: broker
         assert drain(consumer) == [7]
 
 
+def test_who_is_held_up_until_the_end_of_a_poll_has_looked(
+    log: broker.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a busy machine, in a round in which it was too early to ask a store again."""
+    fetch_once = Consumer._fetch_once
+
+    def held_up(consumer: Consumer) -> int:
+        time.sleep(0.03)
+        return fetch_once(consumer)
+
+    with earliest(log, "t") as consumer:
+        assert drain(consumer) == []
+        consumer._watch.may_look()
+        fill(log, "t", 1)
+        monkeypatch.setattr(Consumer, "_fetch_once", held_up)
+        assert numbers(consumer.poll(20)) == [0]
+
+
 def test_a_pattern_takes_up_a_topic_that_was_made_again_at_once(log: broker.Log) -> None:
     log.create_topic("orders")
     fill(log, "orders", 2)

@@ -258,12 +258,13 @@ class GroupConsumer(Consumer):
                 self._follow()
             self._commit_now_and_then()
 
-    def _assign_new(self) -> None:
+    def _assign_new(self) -> bool:
         """Bring everything up to date: membership, partitions, positions, readers."""
         if self._wanted is not None:
             self._follow()
+        has_looked = True
         try:
-            super()._assign_new()
+            has_looked = super()._assign_new()
         except UnknownTopic as error:
             if not self._has_pattern():
                 raise
@@ -271,6 +272,7 @@ class GroupConsumer(Consumer):
             topic = error.args[0]
             self._drop_share([place for place in self._positions if place.topic == topic])
         self._commit_now_and_then()
+        return has_looked
 
     def _follow(self) -> None:
         membership = self._membership or self._make_membership()
