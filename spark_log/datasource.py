@@ -64,6 +64,9 @@ class LogDataSource(Shipped, DataSource):
     What is promised:
     - The position of a streaming query is in its checkpoint, and nowhere else. The options for the
       start count only without a checkpoint.
+    - A driver killed while Spark writes the first file of a checkpoint leaves one that Spark 4.2
+      refuses: "should be empty on batch 0". `spark_log.session` lets it go on; in a session of
+      your own set `spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart` to false.
     - The same two offsets always give the same records, in the order of their offsets within each
       partition. A batch DataFrame is fixed at its first action.
     - New partitions, and new topics under a pattern, are read from their first record.

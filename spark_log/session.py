@@ -25,6 +25,9 @@ _DEFAULTS = {
     # Tens of milliseconds less for each micro-batch than by TCP.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
+    # Spark refuses a checkpoint for ever that was left by a driver killed while it wrote the file
+    # of its first batch.
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 _DELTA = {
     _JARS: DELTA_JAR,

@@ -341,6 +341,12 @@ def session(root: str) -> None:
     spark = spark_log.session("helper", **given, **java, **{"spark.ui.enabled": False})
     value = spark.sql("SELECT 'a' AS value")
     value.write.format("log").option("topic", "out").mode("append").save(root)
+    left = Path(f"{root}-checkpoint/offsets/.0.7ab5.tmp")  # By a driver killed in its first batch.
+    left.parent.mkdir(parents=True)
+    left.write_text("v1")
+    stream = spark.readStream.format("log").option("subscribe", "out").load(root)
+    writer = stream.writeStream.format("noop").option("checkpointLocation", left.parent.parent)
+    writer.trigger(availableNow=True).start().awaitTermination()
     again = spark_log.session("other")
     report(
         name=spark.sparkContext.appName,
