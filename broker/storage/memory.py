@@ -118,6 +118,9 @@ class MemoryStore:
     def abort_uploads(self, path: str, older_than_ms: int) -> None:
         """There are none: what is not finished is listed."""
 
+    def begin_anew(self) -> None:
+        MemoryStore._lock = threading.RLock()
+
     def delta_options(self) -> dict[str, str]:
         return {}
 

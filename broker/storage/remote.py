@@ -8,6 +8,7 @@ takes anything away.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -182,8 +183,9 @@ class RemoteStorage:
         """Let go of parts of files below a folder that no listing shows, if so old."""
         try:
             self._ask(lambda: self._store.abort_uploads(path, older_than_ms))
-        except StorageError as error:
-            # It may not be allowed to whoever may do all the rest; it only costs room.
+        except (StorageError, FileNotFoundError) as error:
+            # It may not be allowed to whoever may do all the rest, or not be known to the store;
+            # it only costs room.
             logger.info("could not look for unfinished uploads: %s", error)
 
     def list(self, path: str) -> list[str]:
@@ -334,7 +336,8 @@ class RemoteStorage:
         except AlreadyExists:  # By nobody else: if by the first, then by its repetition.
             return False
         finally:
-            self._ask(lambda: self._store.delete(path))
+            with contextlib.suppress(StorageError):  # What went wrong before is to be said.
+                self._store.delete(path)
         return True
 
     def identify(self, path: str, data: bytes) -> None:

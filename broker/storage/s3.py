@@ -9,7 +9,6 @@ what it put.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import threading
@@ -19,19 +18,25 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
 import s3fs
+from aiobotocore.httpsession import AIOHTTPSession
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConfigParseError,
     InvalidConfigError,
     InvalidRegionError,
+    NoAuthTokenError,
     NoCredentialsError,
     NoRegionError,
     ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
+    RefreshWithMFAUnsupportedError,
     SSLError,
+    SSOError,
+    TokenRetrievalError,
 )
 from s3fs.core import S3_RETRYABLE_ERRORS
 
@@ -46,6 +51,8 @@ Answer = TypeVar("Answer")
 _ARGUMENTS = ("anon", "endpoint_url", "key", "profile", "secret", "token")
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 _PART_BYTES = 16 << 20
+# The longest that one request may take, with up to 100 MB on a slow line.
+_REQUEST_SECONDS = 300.0
 
 
 class S3Store:
@@ -70,12 +77,12 @@ class S3Store:
         self._systems: dict[int, s3fs.S3FileSystem] = {}
         self._lock = threading.Lock()
 
-    @functools.cached_property
+    @property
     def is_known(self) -> bool:
         """Amazon's own is; what else speaks the protocol may not heed the condition of a put."""
         return self._endpoint is None
 
-    @functools.cached_property
+    @property
     def _endpoint(self) -> str | None:
         """Where requests go, if not to Amazon's own: options, variables and profiles may say so."""
         url: str = self._ask("", lambda system: system.s3.meta.endpoint_url)
@@ -99,8 +106,13 @@ class S3Store:
 
         try:
             return self._ask(path, request)
-        except FileNotFoundError:
-            return None
+        except FileNotFoundError as error:
+            if _code(error) == "NoSuchKey":
+                return None
+            raise StorageError(
+                f"{self.locate(path)}: what answers at {self._endpoint or 'Amazon'} does not speak "
+                f"S3 ({error}); check the option endpoint_url"
+            ) from error
 
     def put_new(self, path: str, data: bytes) -> None:
         try:
@@ -147,8 +159,35 @@ class S3Store:
             )
 
     def delete_tree(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._ask(path, lambda system: system.rm(self._full(path), recursive=True))
+        # Not `rm`, which takes a name with * or [ for a pattern, and passes over what is refused.
+        place: dict[str, str] = {}
+        while True:
+            found = self._ask(
+                path,
+                lambda system: system.call_s3(
+                    "list_objects_v2",
+                    Bucket=self._bucket,
+                    Prefix=f"{self._key(path)}/",
+                    **place,  # noqa: B023
+                ),
+            )
+            self._delete_all(path, [one["Key"] for one in found.get("Contents", ())])
+            if not found.get("IsTruncated"):
+                return
+            place = {"ContinuationToken": found["NextContinuationToken"]}
+
+    def _delete_all(self, path: str, keys: list[str]) -> None:
+        """Remove objects, as many as one listing gives, by one request."""
+        if not keys:
+            return
+        wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        answer = self._ask(
+            path,
+            lambda system: system.call_s3("delete_objects", Bucket=self._bucket, Delete=wanted),
+        )
+        for error in answer.get("Errors", ()):
+            which = error["Key"].removeprefix(self._key(""))
+            raise self.translate(ClientError({"Error": error}, "DeleteObjects"), which)
 
     def abort_uploads(self, path: str, older_than_ms: int) -> None:
         place: dict[str, str] = {}
@@ -171,7 +210,7 @@ class S3Store:
                 return
             place = {
                 "KeyMarker": found["NextKeyMarker"],
-                "UploadIdMarker": found["NextUploadIdMarker"],
+                "UploadIdMarker": found.get("NextUploadIdMarker", ""),
             }
 
     def _abort(self, key: str, upload_id: str) -> None:
@@ -182,6 +221,9 @@ class S3Store:
                     "abort_multipart_upload", Bucket=self._bucket, Key=key, UploadId=upload_id
                 ),
             )
+
+    def begin_anew(self) -> None:
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         self._systems.clear()
@@ -203,6 +245,8 @@ class S3Store:
                 raise StorageError(
                     f"{self.locate(path)}: there is no bucket {self._bucket!r}; create it first"
                 ) from error
+            if _is_no_request(error):
+                raise self.translate(error, path) from error
             raise
         except (OSError, BotoCoreError, ClientError, *S3_RETRYABLE_ERRORS) as error:
             if _code(error) in _TAKEN:
@@ -227,18 +271,17 @@ class S3Store:
             **self._arguments,
             # Asked again only by us: what a try was answered must not hide that one before it,
             # whose answer was lost, was carried out.
-            config_kwargs={"retries": {"total_max_attempts": 1}},
+            config_kwargs={"retries": {"total_max_attempts": 1}, "http_session_cls": _AskingOnce},
             skip_instance_cache=True,
             use_listings_cache=False,
         )
         system.retries = 1
         try:
-            endpoint = system.s3.meta.endpoint_url
+            self._check_reachable(system.s3.meta.endpoint_url)
         except ValueError as error:
             raise InvalidOption(
                 f"{self.root}: {error}; check the options endpoint_url and region"
             ) from error
-        self._check_reachable(endpoint)
         return system
 
     def _check_reachable(self, endpoint: str) -> None:
@@ -295,12 +338,37 @@ class S3Store:
                 f"{address}: {text}; check the options of the store, or what the driver finds in "
                 "AWS_ variables and profiles"
             )
-        if 400 <= _status(error) < 500 and code not in _AGAIN:
+        if _is_refusal(error):
             return StorageError(
                 f"{address}: the store refuses the request: {text}; check the bucket, the region "
                 "and the endpoint"
             )
         return StoreUnavailable(f"{address}: the store does not answer: {text}")
+
+
+class _AskingOnce(AIOHTTPSession):  # type: ignore[misc]
+    """What carries the requests.
+
+    By itself it would repeat one on a connection that was cut, and wait without end for a store
+    that does not say that it will take what is put, or that does not take it.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        given: Any = getattr(self, "_timeout")  # noqa: B009 - the driver is not typed
+        self._timeout = aiohttp.ClientTimeout(
+            total=_REQUEST_SECONDS, sock_connect=given.sock_connect, sock_read=given.sock_read
+        )
+
+    async def send(self, request: Any) -> Any:
+        if "Expect" in request.headers:  # It is no part of what was signed.
+            del request.headers["Expect"]
+        return await super().send(request)
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
 
 
 def _upload(system: s3fs.S3FileSystem, full_path: str, file: BinaryIO) -> None:
@@ -329,17 +397,33 @@ _REFUSED = (
     "401",
     "403",
 )
-# Of all that is said to be the request's fault, these mean: later.
-_AGAIN = ("RequestTimeout", "RequestTimeoutException", "Throttling", "408", "429")
+# Of all that is said to be the request's fault, codes with these in them mean: later, or once more.
+_AGAIN = (
+    "BadDigest",
+    "IncompleteBody",
+    "LimitExceeded",
+    "RequestTimeout",
+    "SHA256Mismatch",
+    "SlowDown",
+    "Throttl",
+    "TooManyRequests",
+)
+_AGAIN_STATUS = (408, 425, 429)
+# Another place, or nowhere: no other try will do.
+_MOVED, _NOT_IMPLEMENTED = 301, 501
 # What the driver finds wrong before it asks the store.
 _NO_REQUEST = (
     ConfigParseError,
     InvalidConfigError,
     InvalidRegionError,
+    NoAuthTokenError,
     NoRegionError,
     ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
+    RefreshWithMFAUnsupportedError,
+    SSOError,
+    TokenRetrievalError,
 )
 # Of all that can go wrong with TLS, what another try does not mend.
 _NO_TLS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
@@ -364,8 +448,19 @@ def _answer(error: Exception) -> dict[str, Any]:
     return dict(cause.response) if isinstance(cause, ClientError) else {}
 
 
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether the store has answered that it will not, now or later."""
+    code, status = _code(error), _status(error)
+    if status in _AGAIN_STATUS or any(sign in code for sign in _AGAIN):
+        return False
+    return 400 <= status < 500 or status in (_MOVED, _NOT_IMPLEMENTED)
+
+
 def _is_no_request(error: Exception) -> bool:
     """Tell whether the store was not asked, nor would be if we tried again."""
+    if isinstance(error, FileNotFoundError):
+        # A file of this machine, which the driver needs; of an object there is no number.
+        return error.errno is not None and not _answer(error)
     one = error if isinstance(error, BotoCoreError) else error.__cause__
     if isinstance(one, SSLError):
         return any(word in str(one) for word in _NO_TLS)
