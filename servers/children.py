@@ -7,12 +7,14 @@ group. The group of their own also keeps a terminal's Ctrl-C from them.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _KEEPER = "import os, signal, sys; sys.stdin.buffer.read(); os.killpg(0, signal.SIGKILL)"
@@ -70,6 +72,16 @@ class Children:
         # A process forked from this one may hold the pipe's other end for as long as it likes.
         self._keeper.kill()
         self._keeper.wait()
+
+
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Let a process do nothing, while inside."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 def wait_until(

@@ -12,11 +12,12 @@ import re
 import subprocess
 import urllib.request
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from servers.children import Children, ServerError, free_port, wait_until
+from servers.children import Children, ServerError, free_port, stopped, wait_until
 from servers.hadoop_jars import class_path, java
 
 HOST = "127.0.0.1"
@@ -156,6 +157,11 @@ class HdfsCluster:
         """Start the killed name node, with what it knew, and wait until all is ready."""
         self._start_name_node()
         self.wait_until_ready()
+
+    def silent(self) -> AbstractContextManager[None]:
+        """Let the name node take connections and answer nothing, while inside."""
+        assert self._name_node is not None, "the name node does not run"
+        return stopped(self._name_node)
 
     def start_all(self) -> None:
         """Start whatever was killed, and wait until all is ready."""

@@ -10,9 +10,10 @@ import re
 import sys
 import urllib.error
 import urllib.request
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from servers.children import Children, free_port, wait_until
+from servers.children import Children, free_port, stopped, wait_until
 
 HOST = "127.0.0.1"
 PATIENCE_SECONDS = 60
@@ -65,6 +66,10 @@ class S3Server:
     def requests(self) -> list[str]:
         """Return what it was asked so far: method and path of each request."""
         return re.findall(r'"(?:\x1b\[[\d;]*m)*([A-Z]+ \S+) HTTP/', self._log.read_text())
+
+    def silent(self) -> AbstractContextManager[None]:
+        """Let it take connections and answer nothing, while inside."""
+        return stopped(self._process)
 
     def stop(self) -> None:
         """Kill it. All it stored is gone."""

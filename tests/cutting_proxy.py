@@ -57,24 +57,30 @@ class CuttingProxy:
     def _serve(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
             with socket.create_connection(self._upstream) as server:
+                ends = {client, server}
                 with self._mutex:
-                    self._open |= {client, server}
-                self._pass_on(client, server)
-            with self._mutex:
-                self._open -= {client, server}
+                    self._open |= ends
+                try:
+                    self._pass_on(client, server)
+                finally:
+                    with self._mutex:
+                        self._open -= ends
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
         is_request = is_cutting = False
+        waiting = select.poll()  # Not `select`, which knows no descriptor above 1023.
+        for one in (client, server):
+            waiting.register(one, select.POLLIN)
         while True:
-            ready, _, _ = select.select([client, server], [], [])
-            if client in ready:
+            ready = {descriptor for descriptor, _ in waiting.poll()}
+            if client.fileno() in ready:
                 data = client.recv(_BYTES)
                 if data and not is_request:
                     is_request, is_cutting = True, self._is_next_cut()
                 if not data or (is_cutting and not self._after):
                     return
                 server.sendall(data)
-            if server in ready:
+            if server.fileno() in ready:
                 data = server.recv(_BYTES)
                 if not data or is_cutting:
                     return

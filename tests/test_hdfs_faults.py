@@ -21,8 +21,9 @@ import pyarrow as pa
 import pytest
 
 import broker
+from broker.errors import StoreUnavailable
 from broker.log import Log
-from broker.storage import RemoteStorage
+from broker.storage import RemoteStorage, hdfs
 from broker.storage.hdfs import HdfsStore
 from servers import HdfsCluster
 
@@ -223,6 +224,26 @@ def test_the_name_node_is_restarted_under_a_writer_and_a_reader(
     assert not traffic.errors
     assert traffic.seen == traffic.sent
     check(root, traffic.sent)
+
+
+def test_a_name_node_that_falls_silent_is_not_waited_for_without_end(
+    cluster: HdfsCluster, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections, as while it collects garbage; the driver itself has no limit."""
+    for name in ("_ANSWER_SECONDS", "_WRITE_SECONDS"):
+        monkeypatch.setattr(hdfs, name, 1.0)
+    storage = RemoteStorage(HdfsStore(root, {}), patience_seconds=0.5)
+    assert storage.read("none") is None
+    begun = time.monotonic()
+    with cluster.silent():
+        with pytest.raises(StoreUnavailable, match=f"{root}/a: HDFS has not answered for 1 s"):
+            storage.read("a")
+        with pytest.raises(broker.OutcomeUnknown, match="HDFS has not answered for 1 s"):
+            storage.create("a", b"x")
+    assert time.monotonic() - begun < 10
+    later = RemoteStorage(HdfsStore(root, {}), patience_seconds=60)
+    later.create("a", b"x")  # Or it was, by the first.
+    assert storage.read("a") == b"x"
 
 
 def test_what_killed_writers_had_acknowledged_is_there_once(root: str, tmp_path: Path) -> None:

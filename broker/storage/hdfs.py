@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import re
 import threading
 import time
 import uuid
@@ -28,6 +29,7 @@ from broker.storage.hedge import Hedge
 from broker.storage.reach import check_reachable
 from broker.storage.store import Entry
 from broker.storage.temporary import TEMPORARY
+from broker.workers import Workers
 
 Answer = TypeVar("Answer")
 
@@ -39,7 +41,12 @@ _DEFAULTS = {
     "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
 }
 # Until the name node knows that a datanode is dead, it may hand it out again.
-_WRITE_TRIES = 20
+_WRITE_SECONDS = 30.0
+# A name node that was stopped, or whose machine is gone, does not even close connections.
+_ANSWER_SECONDS = 60.0
+# What has never answered may be something else: the client would ask it for three minutes.
+_FIRST_ANSWER_SECONDS = 20.0
+_REQUESTS_AT_ONCE = 64
 _WRITE_PAUSE_SECONDS = 1.0
 _BLOCK_BYTES = 4 << 20
 # When a file is closed before a datanode has told the name node of its end, which happens to one in
@@ -48,6 +55,8 @@ _BLOCK_BYTES = 4 << 20
 _SMALL_BYTES_MAX = 1 << 20
 # Where Hadoop's name nodes listen unless told otherwise.
 _PORT = 8020
+# What nobody on the way writes in another way: `deltalake` does so with spaces and umlauts.
+_FOLDER = re.compile(r"[A-Za-z0-9/._=+@:,-]*")
 _KERBEROS = ("kerberos_cache", "kerberos_keytab", "kerberos_principal")
 
 
@@ -64,9 +73,16 @@ class HdfsStore:
 
     def __init__(self, address: str, options: Mapping[str, str]) -> None:
         parts = urlsplit(address)
-        if not parts.netloc:
+        if not parts.hostname:
             raise InvalidOption(
                 f"{address} names no name node; write hdfs://host:port/folder of your HDFS"
+            )
+        if parts.username is not None:
+            raise InvalidOption(f"{address} names a user; give it by the option storage.user")
+        if not _FOLDER.fullmatch(unquote(parts.path)):
+            raise InvalidOption(
+                f"{address}: on HDFS only letters a to z, digits and . _ - = + @ : , may be in the "
+                "folder of a log, since the names of its Delta tables would be others; rename it"
             )
         given = parse_storage_options("hdfs", options)
         self.poll_seconds = given["poll.ms"] / 1000
@@ -82,6 +98,7 @@ class HdfsStore:
         self._clients: dict[int, _Client] = {}
         self._lock = threading.Lock()
         self._hedge: Hedge[str] = Hedge("spark-log-hdfs")
+        self._asking = Workers(_REQUESTS_AT_ONCE, "spark-log-hdfs")
 
     def locate(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
@@ -105,7 +122,12 @@ class HdfsStore:
         self._rename(self._write_data(path, data), path, overwrite=True)
 
     def put_file(self, path: str, file: BinaryIO) -> None:
-        self._rename(self._write_aside(path, lambda: _blocks(file)), path, overwrite=False)
+        def write(to: str) -> None:
+            # Not given up while it goes on: two attempts would read from one file.
+            with self._translated(path):
+                _write(self._client().native, to, _blocks(file))
+
+        self._rename(self._write_aside(path, write), path, overwrite=False)
 
     def stat(self, path: str) -> Entry | None:
         try:
@@ -139,6 +161,9 @@ class HdfsStore:
     def abort_uploads(self, path: str, older_than_ms: int) -> None:
         """There are none: what is not finished is listed."""
 
+    def begin_anew(self) -> None:
+        self._lock = threading.Lock()
+
     def delta_options(self) -> dict[str, str]:
         return dict(self._settings)
 
@@ -161,39 +186,69 @@ class HdfsStore:
             raise StoreUnavailable(f"{self.locate(path)}: the rename was asked for twice") from None
         except StoreUnavailable:
             raise
-        except StorageError:
-            self._delete_quietly(temporary)
+        except StorageError as error:
+            # What it refuses may be a second asking by the client; what is still there was not
+            # renamed by the first.
+            if not self._delete_quietly(temporary):
+                raise StoreUnavailable(str(error)) from error
             raise
 
     def _write_data(self, path: str, data: bytes) -> str:
         """Write a temporary file; a second one if the first takes too long."""
 
-        def write() -> str:
-            return self._write_aside(path, lambda: [data])
+        def write(to: str) -> None:
+            self._ask(path, lambda client: _write(client, to, [data]))
+
+        def write_aside() -> str:
+            return self._write_aside(path, write)
 
         if len(data) > _SMALL_BYTES_MAX:
-            return write()
+            return write_aside()
         self._client()  # Here, where it refuses a forked child, which has no threads.
-        return self._hedge.first(write, self._delete_quietly)
+        return self._hedge.first(write_aside, self._delete_quietly)
 
-    def _write_aside(self, path: str, blocks: Callable[[], Iterable[bytes]]) -> str:
+    def _write_aside(self, path: str, write: Callable[[str], None]) -> str:
         """Write a temporary file; another one if a datanode died under the first."""
-        for rest in reversed(range(_WRITE_TRIES)):
+        deadline = time.monotonic() + _WRITE_SECONDS
+        while True:
             temporary = self._temporary(path)
             try:
-                self._ask(path, lambda client, to=temporary: _write(client, to, blocks()))  # type: ignore[misc]
+                write(temporary)
                 return temporary
             except (StoreUnavailable, FileExistsError, FileNotFoundError) as error:
                 # A name that was asked for twice, or a folder that was removed meanwhile.
-                self._delete_quietly(temporary)
-                if not rest:
+                self._asking.submit(self._delete_quietly, temporary)
+                if time.monotonic() > deadline:
                     raise _translate(error, self.locate(path)) from error
                 time.sleep(_WRITE_PAUSE_SECONDS)
-        raise AssertionError("the last try returned or raised")
 
     def _ask(self, path: str, request: Callable[[hdfs_native.Client], Answer]) -> Answer:
+        """Return the answer to a request, which the client itself would wait for without end."""
+        client = self._client()
+        is_first = self._has_port and not client.has_answered
+        seconds = _FIRST_ANSWER_SECONDS if is_first else _ANSWER_SECONDS
+        with self._translated(path):
+            try:
+                answer = self._asking.submit(request, client.native).result(seconds)
+            except TimeoutError:
+                if is_first:
+                    raise StorageError(
+                        f"{self.locate(path)}: what answers there is no name node; check that this "
+                        "is the port of its RPC, which is 8020 or 9000 as a rule"
+                    ) from None
+                raise StoreUnavailable(
+                    f"{self.locate(path)}: HDFS has not answered for {seconds:.0f} s"
+                ) from None
+            except (FileExistsError, FileNotFoundError):
+                client.has_answered = True
+                raise
+            client.has_answered = True
+            return answer
+
+    @contextlib.contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
         try:
-            return request(self._client().native)
+            yield
         except (FileExistsError, FileNotFoundError, StorageError):
             raise
         except (OSError, RuntimeError) as error:
@@ -221,9 +276,13 @@ class HdfsStore:
     def _check_reachable(self) -> None:
         """Say at once what the client would say after minutes: that there is no such name node."""
         parts = urlsplit(self._server)
-        if parts.port is None:
-            return  # A name service, whose name nodes Hadoop's own configuration knows.
-        check_reachable(self.root, parts.hostname, parts.port, "name node")
+        if parts.port is not None:
+            check_reachable(self.root, parts.hostname, parts.port, "name node")
+
+    @property
+    def _has_port(self) -> bool:
+        """Whether this is one name node, not a service whose nodes Hadoop's configuration knows."""
+        return urlsplit(self._server).port is not None
 
     def _path(self, path: str) -> str:
         return f"{self._folder}/{path}" if path else self._folder or "/"
@@ -232,9 +291,11 @@ class HdfsStore:
         folder = os.path.dirname(self._path(path))
         return f"{folder}/{TEMPORARY}{uuid.uuid4().hex}"
 
-    def _delete_quietly(self, full_path: str) -> None:
+    def _delete_quietly(self, full_path: str) -> bool:
+        """Remove a file; tell whether it was there and is gone."""
         with contextlib.suppress(OSError, RuntimeError, StorageError):
-            self._client().native.delete(full_path, recursive=False)
+            return bool(self._client().native.delete(full_path, recursive=False))
+        return False
 
 
 class _Client:
@@ -251,6 +312,7 @@ class _Client:
 
     def __init__(self, native: hdfs_native.Client) -> None:
         self.native = native
+        self.has_answered = False
         self._alive.add(self)
         _Client._process_id = os.getpid()
 
@@ -365,15 +427,14 @@ def _translate(error: Exception, address: str) -> StorageError:
         return error
     # The name node sends its stack along, in which lines end as they do in Java and in Rust.
     text = str(error).partition("\n")[0].partition("\\n")[0].strip()
+    said = _RPC_ERROR.fullmatch(text)
+    text = text if said is None else f"{said[1]}: {said[2]}".replace('\\"', '"')
+    if "is not a directory" in text or "ParentNotDirectory" in text:
+        return StorageError(f"{address}: a file stands where a folder should: {text}")
     if isinstance(error, PermissionError) or "AccessControlException" in text:
         return StorageError(
             f"not allowed to write or read {address} as {_user()}: {text}; check its owner, or "
             "set HADOOP_USER_NAME"
-        )
-    if any(sign in text.lower() for sign in _NO_LOGIN):
-        return StorageError(
-            f"{address}: HDFS does not take {_user()}'s login: {text}; check the Kerberos ticket "
-            "(kinit), or the options storage.kerberos_principal and storage.kerberos_keytab"
         )
     if "SafeMode" in text:
         return StoreUnavailable(f"{address}: the name node is in safe mode; waiting for it")
@@ -382,9 +443,18 @@ def _translate(error: Exception, address: str) -> StorageError:
             f"{address}: the name node answers, but no datanode does that could hold or take this; "
             f"start the datanodes: {text}"
         )
+    # But for paths, which may have any word in them.
+    words = re.sub(r"\S*/\S*", "", text).lower()
+    if any(sign in words for sign in _NO_LOGIN):
+        return StorageError(
+            f"{address}: HDFS does not take {_user()}'s login: {text}; check the Kerberos ticket "
+            "(kinit), or the options storage.kerberos_principal and storage.kerberos_keytab"
+        )
     return StoreUnavailable(f"{address}: HDFS does not answer: {text}")
 
 
+# What the name node says, as the client shows it: its class without the package, and the message.
+_RPC_ERROR = re.compile(r'.*RPCError\("(?:[\w$]+\.)*([\w$]+)", "(.*?)"?\)?')
 _NO_LOGIN = ("sasl", "gssapi", "kerberos")
 # What the client says, and what the name node says.
 _NO_DATANODE = ("All DataNodes failed", "could only be written to 0 of")

@@ -34,7 +34,7 @@ class Hedge(Generic[Result]):
         self._saved = 1.0
         self.late_count = 0
 
-    def first(self, attempt: Callable[[], Result], undo: Callable[[Result], None]) -> Result:
+    def first(self, attempt: Callable[[], Result], undo: Callable[[Result], object]) -> Result:
         """Return the result of one attempt, or of a second one if the first is late.
 
         Raises what the first raised, if no attempt succeeds.
@@ -65,7 +65,7 @@ class Hedge(Generic[Result]):
         return self._workers.submit(timed)
 
 
-def _undo(late: Future[tuple[Result, float]], undo: Callable[[Result], None]) -> None:
+def _undo(late: Future[tuple[Result, float]], undo: Callable[[Result], object]) -> None:
     if late.exception() is None:
         undo(late.result()[0])
 

@@ -69,6 +69,9 @@ class ObjectStore(Protocol):
         Only for what no listing shows.
         """
 
+    def begin_anew(self) -> None:
+        """In a forked child: a lock may be held by a thread that is not here."""
+
     def delta_options(self) -> dict[str, str]:
         """Return what the library `deltalake` needs to know to get here."""
 
