@@ -205,10 +205,13 @@ def read_newest(
     Args:
         decode: returns the state and the boot id of a checkpoint file.
     """
-    for name in reversed(storage.list(directory)):
-        path = f"{directory}/{name}"
+    names = storage.list(directory)
+    while names:
+        path = f"{directory}/{names.pop()}"
         data = storage.read(path)
         if data is None:
+            # Newer ones have taken its place since: look again, or it would seem that none is left.
+            names = storage.list(directory)
             continue
         try:
             state, boot_id = decode(data, storage.locate(path))

@@ -125,8 +125,8 @@ class Journal:
         file = self._file
         if file is None or not file.is_removed():
             return False
-        # What was appended before the name went can be seen by now; on a store it is gone.
-        return self.storage.is_remote or file.is_at(self.position)
+        # What was appended before the name went can be seen by now.
+        return file.is_at(self.position)
 
     def append(self, parts: Sequence[Any], length: int) -> None:
         """Write one commit at the end. Only under the lock, with the cursor at the end."""

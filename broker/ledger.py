@@ -140,10 +140,12 @@ class Ledger(ABC, Generic[State]):
         self._unfinished: list[Future[None]] = []
         # How often others had committed when this one came to do so.
         self.conflict_count = 0
+        self._identity = storage.identity
         self._look_seconds = _LOOK_SECONDS
         if storage.is_remote:
             self._look_seconds = _WRITER_ASKS_SECONDS if write else _READER_ASKS_SECONDS
-        self._looked_for_names = time.monotonic()
+        # On a store it looks at once: what is remembered may be of another log in the same place.
+        self._looked_for_names = -1e18 if storage.is_remote else time.monotonic()
         self._is_stale = False
         self._is_closed = False
         self._is_forked = False
@@ -321,6 +323,7 @@ class Ledger(ABC, Generic[State]):
         number, place = self.state.number, self.journal.place
         self._start_from_checkpoint()
         if self.state.number <= number:
+            self.journal.seek(*place)  # It was there once.
             what = "the file is missing"
             if not number:
                 what += " and no checkpoint can be read that says what was in it"
@@ -343,9 +346,10 @@ class Ledger(ABC, Generic[State]):
 
     def _check_not_removed(self) -> None:
         """Raise if somebody has removed the files: nobody else will see what is written there."""
-        self._looked_for_names = time.monotonic()
-        if self.journal.is_removed() and not self.state.is_deleted:
+        is_gone = not self.storage.holds(self._identity) or self.journal.is_removed()
+        if is_gone and not self.state.is_deleted:
             raise self.home.removed()
+        self._looked_for_names = time.monotonic()
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -396,11 +400,11 @@ class Ledger(ABC, Generic[State]):
         try:
             if self._is_stale:
                 self._load()
+            if self._is_time_to_look():
+                self._check_not_removed()
             if journal.is_behind():
                 self.conflict_count += 1
                 self._catch_up()
-            elif self._is_time_to_look():
-                self._check_not_removed()
             if self.state.is_deleted:
                 raise self.home.deleted()
         except BaseException:

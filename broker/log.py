@@ -45,6 +45,7 @@ from broker.records import TopicPartition
 from broker.snapshot import TopicSnapshot
 from broker.stage import Committed, Stage, Staged
 from broker.storage import Storage, open_storage
+from broker.storage.watch import Pause
 from broker.subscription import Catalog
 from broker.topic import Topic
 from broker.verify import (
@@ -273,6 +274,10 @@ class Log:
         """
         return _open_mark(self._storage, create=False)
 
+    def pause(self) -> Pause:
+        """Return what tells those who wait when to ask again what is new: on a disk, always."""
+        return Pause(self._storage.poll_seconds)
+
     def reader(self, topic: str) -> TopicReader:
         """Return a reader of one topic: offsets, look-ups by time, plans. Close it after use."""
         return self._open_reader(topic)
@@ -448,6 +453,8 @@ class Log:
         try:
             topic = Topic(self._storage, name, incarnation)
         except UnknownTopic:
+            if not self._storage.holds(self._storage.identity):
+                raise  # Another log is here now: whether it has such a topic is not the question.
             return True
         try:
             return topic.state.is_deleted

@@ -183,7 +183,8 @@ class Topic(Ledger[TopicState]):
 
     def end_file(self) -> None:
         """Begin a new journal file, so that the present one can be sealed."""
-        self._attempt(lambda state: self._roll())
+        # Another may have done so just now: an empty file is not worth ending.
+        self._attempt(lambda state: self._roll() if state.position else None)
         self.finish_background_work()
 
     def trim(self, before: int) -> None:

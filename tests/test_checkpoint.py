@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import shutil
+import uuid
 from pathlib import Path
 
 import pytest
+from faulty_store import LossyStore, fresh_store
 
 import broker
 from broker import TopicPartition, checkpoint
@@ -15,7 +17,8 @@ from broker.commit import Author
 from broker.errors import CorruptLog
 from broker.ledger import new_token
 from broker.state import TopicState
-from broker.storage import LocalStorage, Storage
+from broker.storage import LocalStorage, RemoteStorage, Storage
+from broker.storage.store import Entry
 from broker.topic import Topic
 
 pytestmark = pytest.mark.any_store
@@ -123,6 +126,23 @@ def test_a_damaged_one_is_passed_over_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert newest(storage) == 5
     assert str(path) in caplog.text
+
+
+def test_one_that_newer_ones_replace_while_it_is_looked_for_leads_to_the_newest() -> None:
+    """Or it would seem that there is none, and a journal from which files are gone be damaged."""
+    storage = RemoteStorage(fresh_store(uuid.uuid4().hex))
+
+    class Slow(LossyStore):
+        def entries(self, path: str) -> list[Entry]:
+            found = self._store.entries(path)
+            while newer:
+                put(storage, newer.pop())
+            return found
+
+    newer = [9, 8, 7]
+    put(storage, 5)
+    assert newest(RemoteStorage(Slow(storage._store))) == 9
+    assert stored(storage) == [f"{number:020d}.arrow" for number in (8, 9)]
 
 
 @pytest.mark.every_store

@@ -277,12 +277,18 @@ class Round:
         except OutcomeUnknown:
             raise  # Perhaps they are named: a later round finds out.
         except LogError:
-            sealing.discard(reader, written)
+            with contextlib.suppress(LogError):
+                self._discard_unnamed(reader, written)
             raise
         if not is_named:
-            sealing.discard(reader, written)
+            self._discard_unnamed(reader, written)
         reader.refresh()
         return is_named
+
+    def _discard_unnamed(self, reader: TopicReader, written: list[SealedFile]) -> None:
+        """Remove files again, having looked that no commit names them, whatever was answered."""
+        named = {file.name for file in reader.refresh().sealed}
+        sealing.discard(reader, [file for file in written if file.name not in named])
 
     def _now(self) -> int:
         return self._storage.clock() // 1_000_000

@@ -45,6 +45,8 @@ class LocalStorage:
     is_remote = False
     # How many appends a file may have; any number.
     pieces_max: int | None = None
+    # To ask whether there is something new costs next to nothing.
+    poll_seconds = 0.0
     options: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -296,8 +298,14 @@ class LocalStorage:
     def abort_uploads(self, path: str, older_than_ms: int) -> None:
         """There are none: what is not finished is listed."""
 
+    identity: tuple[str, bytes] | None = None
+
     def identify(self, path: str, data: bytes) -> None:
         """Files that are open here stay what they were, whatever is at their names."""
+
+    def holds(self, identity: tuple[str, bytes] | None) -> bool:
+        """Whether a file has lost its name says the file itself."""
+        return True
 
     def lock(self, name: str) -> FileLock:
         return FileLock(self.locate(f"locks/{name}"))

@@ -29,7 +29,7 @@ from broker.errors import (
     CorruptLog,
     MissingFile,
     OutcomeUnknown,
-    StoreUnavailable,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ FOLDER_SUFFIX = "+"
 GRACE_MS = 3_600_000
 # How many pieces are asked for at once.
 _AHEAD_MAX = 32
+_NEVER = -1e18
 _BLOCK_MIN = 1 << 18
 _BLOCK_MAX = 8 << 20
 
@@ -111,9 +112,8 @@ class PieceFile:
         self._is_behind = True
         self._mutex = threading.RLock()
         self._merged: RangeFile | None = None
-        self._identity = storage.identity
         # When it was last begun to find out, by asking for all of it, where the file ends.
-        self._looked = -1e18
+        self._looked = _NEVER
 
     def size(self) -> int:
         """Ask how far the file has come."""
@@ -149,15 +149,19 @@ class PieceFile:
         return not self._is_behind and self._merged is None and self._bounds[-1] == position
 
     def is_removed(self) -> bool:
-        """Tell whether somebody has taken the file away, or put another in its place."""
-        if self._identity is not None:
-            path, data = self._identity
-            if self._storage.read(path) != data:
-                return True
-        if self._merged is not None or self._count == 0:
-            return False
-        last = self.piece(self._count - 1)
-        return not self._storage.is_object(last) and not self._storage.is_object(self._name)
+        """Nothing is held open here that would outlive its name.
+
+        If the file is gone, that may be in order: it is no longer trusted, and who asks next where
+        it ends finds out.
+        """
+        with self._mutex:
+            count, merged = self._count, self._merged
+        if merged is None and count:
+            last = self.piece(count - 1)
+            if not self._storage.is_object(last) and not self._storage.is_object(self._name):
+                with self._mutex:
+                    self._looked, self._is_behind = _NEVER, True
+        return False
 
     def read(self, start: int, length: int) -> bytes:
         """Return up to `length` bytes from `start`: fewer only at the end of the file."""
@@ -342,19 +346,34 @@ class PieceFile:
         self._is_behind = True
         try:
             self._merged = self._merged or self._storage.open_whole(self._name)
-            if self._merged is None and self._live_pieces(number + 1) is not None:
-                self._is_behind = False
-                return
-            if self._merged is not None and self._merged.read(position, len(data)) == data:
-                return
-            self._storage.remove(self.piece(number))
-        except StoreUnavailable as error:
+            if self._merged is not None:
+                is_in = self._merged.read(position, len(data)) == data
+            elif number == 0 and self._is_oldest_of_many():
+                # What is removed first is the first piece of the oldest file. So there nothing
+                # shows whether this one is alone; it stays, for all that follows may rest on it.
+                raise self._lost()
+            else:
+                is_in = self._live_pieces(number + 1) is not None
+            if not is_in:
+                self._storage.remove(self.piece(number))
+        except (StorageError, CorruptLog) as error:
             raise OutcomeUnknown(
                 f"not known whether the last commit is in {self.path}: {error}"
             ) from error
-        if self._merged is not None:
+        if is_in:
+            self._is_behind = self._merged is not None
+        elif self._merged is not None:
             raise Conflict(f"{self.path} has ended meanwhile")
-        raise OutcomeUnknown(
+        else:
+            raise self._lost()
+
+    def _is_oldest_of_many(self) -> bool:
+        folder, name = os.path.split(self._name)
+        names = self._storage.list(folder)
+        return len(names) > 1 and names[0] == name
+
+    def _lost(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
             f"{self.path} was ended and removed while this writer was away; whether its last "
             "commit is in the log is not known"
         )

@@ -134,6 +134,8 @@ class RemoteStorage:
             found = self.read(path)
             if found == data:
                 return
+            if found is None and next(tries) > 1:
+                raise StorageError(f"{self.locate(path)} was there and is gone") from None
             if found is not None and f"{FOLDER_SUFFIX}/" in path:
                 self.keep(path, found)  # Who lost here reads on with it.
             raise
@@ -347,6 +349,10 @@ class RemoteStorage:
                 self._forget()
             self.identity = path, data
 
+    def holds(self, identity: tuple[str, bytes] | None) -> bool:
+        """Tell whether the log in this place is that one."""
+        return identity is None or self.read(identity[0]) == identity[1]
+
     def _forget(self) -> None:
         self._files = weakref.WeakValueDictionary()
         self._kept = OrderedDict()
@@ -356,9 +362,15 @@ class RemoteStorage:
         """In a forked child: a lock may be held by a thread that is not here."""
         self._mutex = threading.Lock()
         self._forget()
+        self._store.begin_anew()
+
+    @property
+    def poll_seconds(self) -> float:
+        """How often who waits asks again."""
+        return self._store.poll_seconds
 
     def watch(self) -> Pause:
-        return Pause(self._store.poll_seconds)
+        return Pause(self.poll_seconds)
 
     def close(self) -> None:
         self._store.close()

@@ -74,7 +74,7 @@ class Pause:
     """Waiting for a store to change means asking it again, ever less often."""
 
     def __init__(self, seconds: float) -> None:
-        self._longest = seconds
+        self.longest = seconds
         self._next = seconds / 64
         self._looked = 0.0
 
@@ -90,7 +90,7 @@ class Pause:
         if now < self._looked + self._next:
             return False
         self._looked = now
-        self._next = min(2 * self._next, self._longest)
+        self._next = min(2 * self._next, self.longest)
         return True
 
     def wait(self, seconds: float) -> None:
@@ -99,7 +99,7 @@ class Pause:
 
     def changed(self) -> None:
         """Something new was there, or is looked for elsewhere: more may follow at once."""
-        self._next = self._longest / 64
+        self._next = self.longest / 64
         self._looked = 0.0
 
     def close(self) -> None:
