@@ -170,6 +170,8 @@ def parse_storage_options(kind: str, given: Mapping[str, str]) -> dict[str, Any]
     for name, value in given.items():
         if not is_storage_option(kind, name):
             raise unknown_name(f"storage option of {kind}", name, known)
+        if value == "" and name in known:
+            continue  # As it stands in conf/storage.toml: not given.
         rule = known[name][0] if name in known else _TEXT
         parsed[name] = rule.parse(f"storage option {name}", value)
     return parsed

@@ -274,6 +274,12 @@ def test_a_directory_of_other_files_is_refused(run: Run, root: Path) -> None:
     assert "holiday.jpg" in refusal(run("topic", "create", "orders"))
 
 
+def test_a_log_that_would_be_gone_with_the_command_is_refused(run: Run) -> None:
+    done = run("--log", "memory://x", "topic", "create", "orders")
+    assert done.returncode == 2
+    assert "memory://x would be gone with this command; give a directory" in done.stderr
+
+
 # Producing.
 
 

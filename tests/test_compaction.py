@@ -478,6 +478,7 @@ def test_a_plan_of_before_compaction_reads_what_is_left(log: broker.Log) -> None
         assert sum(offsets, []) == [193, 194, 195, 196, 197]
 
 
+@pytest.mark.on_disk  # A command takes no log in memory.
 @pytest.mark.parametrize("to_nothing", [False, True])
 def test_the_command_line_consumes_to_the_end(
     log: broker.Log,

@@ -109,7 +109,6 @@ def test_numbers_may_come_as_text() -> None:
         ("s3", {"poll.ms": "-4"}, "storage option poll.ms='-4' is too small; use at least 1"),
         ("hdfs", {"poll.ms": "nan"}, "storage option poll.ms='nan' is not a whole number"),
         ("s3", {"anon": "perhaps"}, "storage option anon='perhaps' is not true or false"),
-        ("s3", {"key": ""}, "storage option key='' is not a text"),
         ("hdfs", {"dfs.replication": ""}, "storage option dfs.replication='' is not a text"),
     ],
 )
@@ -120,6 +119,13 @@ def test_a_wrong_storage_option_is_refused_in_one_clear_line(
         parse_storage_options(kind, given)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["hdfs", "s3"])
+def test_the_defaults_as_they_are_written_down_may_be_given(kind: str) -> None:
+    written = read("storage")[kind]
+    given = {name: str(value).lower() for name, value in written.items()}
+    assert parse_storage_options(kind, given) == parse_storage_options(kind, {})
 
 
 def test_hdfs_takes_hadoops_own_settings_too() -> None:

@@ -49,6 +49,8 @@ def open_chosen(*, create: bool = False) -> Log:
     root = click.get_current_context().find_root().obj
     if not root:
         raise click.UsageError(f"which log? Give --log ROOT or set {VARIABLE}.")
+    if root.startswith("memory:"):
+        raise click.UsageError(f"{root} would be gone with this command; give a directory.")
     return open_log(root, create=create)
 
 

@@ -32,7 +32,16 @@ _ENVIRONMENT = "SPARK_LOG_STORAGE_"
 # Those of one process that open the same place share its connections and what they have read.
 _remote: dict[tuple[str, tuple[tuple[str, str], ...]], RemoteStorage] = {}
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_remote.clear)
+
+
+def _begin_anew() -> None:
+    """In a forked child: the lock may be held by a thread that is not here."""
+    global _lock
+    _lock = threading.Lock()
+    _remote.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def open_storage(root: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Storage:
@@ -43,7 +52,10 @@ def open_storage(root: str | os.PathLike[str], options: Mapping[str, str] | None
             from variables `SPARK_LOG_STORAGE_<NAME>`.
     """
     text = _check_root(root)
-    path = _local_path(text)
+    try:
+        path = _local_path(text)
+    except ValueError as error:
+        raise InvalidOption(f"cannot open {text}: {error}; check the address") from error
     if path is not None:
         for name in options or ():
             raise InvalidOption(f"storage option {name!r} is for hdfs:// and s3://, not for {text}")
@@ -62,7 +74,20 @@ def open_storage(root: str | os.PathLike[str], options: Mapping[str, str] | None
 
 def _local_path(root: str) -> str | None:
     if "://" not in root:
-        return os.path.expanduser(root)
+        scheme, separator, rest = root.partition(":")
+        if not separator or scheme not in {*_KINDS, *_REFUSED, "file"}:
+            return os.path.expanduser(root)
+        if scheme != "file" or not rest.startswith("/"):  # Java writes file:/folder.
+            raise InvalidOption(
+                f"cannot open {root}: write {scheme}://{rest.lstrip('/')}, as text, or ./{root} "
+                "for a local directory"
+            )
+        root = f"file://{rest}"
+    for sign in "?#":  # What follows would be no part of the path.
+        if sign in root:
+            raise InvalidOption(
+                f"cannot open {root}: {sign!r} cannot be in the address of a log; choose another"
+            )
     address = urlsplit(root)
     is_local = address.scheme == "file" and address.netloc in ("", "localhost")
     return unquote(address.path) if is_local else None
@@ -88,6 +113,8 @@ def environment(options: Mapping[str, str]) -> dict[str, str]:
 
 def _as_text(options: Mapping[str, object]) -> dict[str, str]:
     """Return options as variables and Spark would hand them over; None is not set."""
+    if not isinstance(options, Mapping):
+        raise InvalidOption(f"storage is {options!r}; give options by name, {{name: value}}")
     return {
         str(name): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

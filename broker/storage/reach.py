@@ -20,7 +20,7 @@ def check_reachable(root: str, host: str | None, port: int, what: str) -> None:
     """
     try:
         socket.create_connection((host, port), _SECONDS).close()
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         raise StorageError(f"{root}: there is no host {host!r}; check the address") from None
     except OSError as error:
         raise StorageError(
