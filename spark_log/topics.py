@@ -12,8 +12,8 @@ from broker import TopicReader, UnknownPartition, UnknownTopic
 from spark_log.offsets import LogOffset, TopicOffset
 from spark_log.options import Selection
 
-# How often topics are listed. An idle query asks what is new some eighty times a second.
-_LIST_SECONDS = 1.0
+# How often topics are listed; on a store that is a request or more for each.
+_LIST_SECONDS, _REMOTE_LIST_SECONDS = 1.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class TopicSet:
         self._cluster_id = log.cluster_id
         self._readers: dict[str, TopicReader] = {}
         self._listed: float | None = None
+        # An idle query would ask what is new some eighty times a second.
+        self._pause = log.pause()
+        self._list_seconds = _REMOTE_LIST_SECONDS if self._pause.longest else _LIST_SECONDS
+        self._views: Views | None = None
 
     def look(self, *, afresh: bool = False) -> Views:
         """Return what each topic holds now; a topic that does not exist is left out.
@@ -66,12 +70,18 @@ class TopicSet:
         Args:
             afresh: list the topics even if that was done a moment ago.
         """
+        if self._views is not None and not afresh and not self._pause.may_look():
+            return self._views
         while True:
             self._open_new(afresh)
             views = self._look_at_readers()
             if views is not None:
-                return views
+                break
             afresh = True
+        if views != self._views:
+            self._pause.changed()
+        self._views = views
+        return views
 
     def look_at_all(self) -> Views:
         """Return what each topic holds now; all that were named must be there."""
@@ -96,10 +106,11 @@ class TopicSet:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+        self._views = None
 
     def _open_new(self, afresh: bool) -> None:
         now = self._clock()
-        if not afresh and self._listed is not None and now - self._listed < _LIST_SECONDS:
+        if not afresh and self._listed is not None and now - self._listed < self._list_seconds:
             return
         self._listed = now
         while True:

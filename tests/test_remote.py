@@ -7,7 +7,7 @@ import multiprocessing
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,14 +22,16 @@ import broker
 from broker import batch
 from broker.boot import boot_seconds
 from broker.commit import Author
-from broker.errors import StoreUnavailable
+from broker.errors import AlreadyExists, StorageError, StoreUnavailable
 from broker.ledger import new_token
 from broker.log import Log
+from broker.maintenance import units
+from broker.storage import open as open_module
 from broker.storage import pieces, remote
 from broker.storage.hdfs import HdfsStore
 from broker.storage.remote import RemoteStorage
 from broker.storage.s3 import S3Store
-from broker.storage.store import ObjectStore
+from broker.storage.store import Entry, ObjectStore
 from broker.topic import Topic
 from servers import HdfsCluster, S3Server
 
@@ -290,7 +292,7 @@ def test_a_rename_that_hdfs_was_asked_for_twice_is_an_unknown_outcome(
 ) -> None:
     """The driver repeats a request whose answer got lost; then the temporary file is gone."""
     store = HdfsStore(f"{hdfs_cluster.address}/{uuid.uuid4().hex}", {})
-    temporary = store._write_aside("a", lambda: [b"1", b"2"])
+    temporary = store._write_data("a", b"12")
     store._rename(temporary, "a", overwrite=overwrite)
     with pytest.raises(StoreUnavailable, match="asked for twice"):
         store._rename(temporary, "b", overwrite=overwrite)
@@ -500,6 +502,128 @@ def test_a_writer_that_slept_right_after_opening_is_told_that_its_place_is_gone(
         assert sleeper.append([(0, frame)], author).number > 0
     assert values(open_on(store)) == {0: [b"a", b"b", b"c", b"d", b"e"]}
     assert not open_on(store).verify().damage
+
+
+def test_a_writer_that_slept_before_the_only_commit_of_a_file_is_not_acknowledged_in_its_place(
+    sleep: Callable[[float], None],
+) -> None:
+    """All pieces that the file ever had are there then: the one that the sleeper has put."""
+    store = fresh_store(uuid.uuid4().hex)
+    log = open_on(store, grace_ms=0)
+    log.create_topic("t", partitions=1, config=TRIMMED)
+    seal_and_trim(store, b"a")
+
+    def end_file() -> None:
+        with contextlib.closing(Topic(RemoteStorage(store), "t", 1, write=True)) as topic:
+            topic._attempt(lambda state: topic._roll())  # Also if it is empty.
+
+    def journal() -> list[str]:
+        return RemoteStorage(store).list("topics/t/1/journal")
+
+    end_file()
+    with contextlib.closing(Topic(RemoteStorage(store), "t", 1, write=True)) as sleeper:
+        place = sleeper.refresh().file_number
+        end_file()
+        for value in (b"b", b"c"):
+            with open_on(store).producer() as producer:
+                producer.send("t", value).get(20)
+            end_file()
+        while journal()[0] < f"{place + 1:020d}":
+            time.sleep(0.01)  # So that what was retired is older than no time at all.
+            log.maintain("t")
+        assert journal()[0] == f"{place + 1:020d}.log", "the sleeper's file had one commit"
+        sleep(7200)
+        frame = batch.encode_records([None], [b"d"], None, [1])
+        author = Author(new_token(), 99, 0)
+        with pytest.raises(broker.OutcomeUnknown, match="removed while this writer was away"):
+            sleeper.append([(0, frame)], author)
+        assert sleeper.append([(0, frame)], author).number > 0
+    assert values(open_on(store)) == {0: [b"a", b"b", b"c", b"d"]}
+    log.maintain("t")  # Until then the piece stays: it might be one that all others rest on.
+    assert journal()[0] > f"{place:020d}.log"
+    assert not open_on(store).verify().damage
+
+
+def test_of_two_that_end_a_file_at_once_one_leaves_the_next_file_to_others() -> None:
+    """It would have one commit only: see the test above."""
+    inner = fresh_store(uuid.uuid4().hex)
+    stalls: list[Callable[[], None]] = []
+
+    class Stalling(LossyStore):
+        def put_new(self, path: str, data: bytes) -> None:
+            if ".log+" in path and stalls:
+                stalls.pop()()
+            self._store.put_new(path, data)
+
+    log = open_on(Stalling(inner))
+    log.create_topic("t", partitions=1, config={"segment.bytes": 3000})
+
+    def send(value: bytes) -> None:
+        with open_on(inner).producer() as producer:
+            producer.send("t", value).get(20)
+
+    send(b"a")
+    stalls.append(lambda: send(b"b" * 3000))  # It fills the file, and its producer ends it.
+    log.maintain("t", seal=True)
+    with contextlib.closing(open_on(inner).reader("t")) as reader:
+        assert [file.first_number for file in reader.refresh().files] == [0]
+    assert values(open_on(inner)) == {0: [b"a", b"b" * 3000]}
+
+
+class RefusingStore(LossyStore):
+    """Carries out the next commit, once told so, and refuses to say what is in the journal."""
+
+    is_refusing = is_next = False
+
+    def put_new(self, path: str, data: bytes) -> None:
+        self._store.put_new(path, data)
+        self.is_next |= self.is_refusing and ".log+/" in path
+
+    def entries(self, path: str) -> list[Entry]:
+        if self.is_next and path.endswith("/journal"):
+            self.is_refusing = self.is_next = False
+            raise StorageError(f"{path}: 403 ExpiredToken")
+        return self._store.entries(path)
+
+
+def test_the_files_of_a_seal_stay_when_its_commit_cannot_be_looked_for(
+    sleep: Callable[[float], None],
+) -> None:
+    inner = fresh_store(uuid.uuid4().hex)
+    refusing = RefusingStore(inner)
+    log = open_on(refusing)
+    log.create_topic("t", partitions=1, config=TRIMMED)
+    with log.producer() as producer:
+        producer.send("t", b"a").get(20)
+
+    def write_slowly(*arguments: Any) -> Iterator[tuple[units.AnyUnit, units.Written]]:
+        for written in units.write_here(*arguments):
+            sleep(3600)
+            refusing.is_refusing = True
+            yield written
+
+    with pytest.raises(broker.LogError, match="ExpiredToken") as failed:
+        log.maintain("t", seal=True, write=write_slowly)
+    assert values(open_on(inner)) == {0: [b"a"]}
+    assert open_on(inner).describe_topic("t").sealed_ends == (1,)
+    assert not open_on(inner).verify().damage
+    assert isinstance(failed.value, broker.OutcomeUnknown)
+
+
+def test_a_send_whose_commit_cannot_be_looked_for_is_not_told_as_failed_and_is_there_once(
+    sleep: Callable[[float], None],
+) -> None:
+    inner = fresh_store(uuid.uuid4().hex)
+    refusing = RefusingStore(inner)
+    log = open_on(refusing)
+    log.create_topic("t", partitions=1)
+    with log.producer(linger_ms=0) as producer:
+        producer.send("t", b"a").get(20)
+        sleep(3600)
+        refusing.is_refusing = True
+        assert producer.send("t", b"b").get(20).offset == 1
+        assert not refusing.is_refusing
+    assert values(open_on(inner)) == {0: [b"a", b"b"]}
 
 
 def test_what_another_thread_has_seen_does_not_vouch_for_a_put_that_slept(
@@ -748,6 +872,32 @@ def test_an_idle_consumer_asks_s3_for_one_object_once_in_its_time(s3_server: S3S
     assert asked[0].endswith(".log+/0000000002") and "list-type" not in asked[0]
 
 
+def test_an_idle_member_of_a_group_asks_s3_for_its_topic_and_its_group(s3_server: S3Server) -> None:
+    root = f"{s3_server.address}/{uuid.uuid4().hex}"
+    log = broker.open(root, storage={**s3_server.client_options, "poll.ms": "500"})
+    log.create_topic("t", partitions=3)
+    with log.producer() as producer:
+        producer.send("t", b"a").get(20)
+    with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
+        while not consumer.poll(timeout_ms=100):
+            pass
+        consumer.commit()
+        begun = time.monotonic()
+        while time.monotonic() < begun + 3:  # It settles.
+            consumer.poll(timeout_ms=100)
+        before, begun = len(s3_server.requests()), time.monotonic()
+        while time.monotonic() < begun + 4:
+            consumer.poll(timeout_ms=100)
+        asked = s3_server.requests()[before:]
+        waited = time.monotonic() - begun
+    rounds = waited / 0.5 + 1
+    assert len([one for one in asked if "/topics/t/1/journal/" in one]) <= rounds, asked
+    # It may commit by itself meanwhile, once, and renews its lease.
+    assert len([one for one in asked if "/groups/g/1/journal/" in one]) <= rounds + 2, asked
+    assert len(asked) <= 2 * rounds + 4, asked
+    assert not [one for one in asked if "list-type" in one]
+
+
 def test_a_deleted_topic_is_gone_for_those_who_have_it_open(store: ObjectStore) -> None:
     log = open_on(store)
     log.create_topic("t", partitions=1)
@@ -794,6 +944,22 @@ def test_a_store_that_falls_silent_makes_the_outcome_unknown_and_loses_nothing_l
         lossy.speak()
         producer.send("t", b"c").get(30)
     assert values(open_on(store)) == {0: [b"a", b"b", b"c"]}
+
+
+def test_a_name_that_is_taken_and_holds_nothing_after_a_lost_answer_is_an_unknown_outcome() -> None:
+    """By our own first try, and it was removed since; or by another's, and reads lag behind."""
+    store = fresh_store(uuid.uuid4().hex)
+
+    class Forgetful(LossyStore):
+        def get(self, path: str) -> bytes | None:
+            return None
+
+    storage = RemoteStorage(Forgetful(store, at=0, after=True), patience_seconds=5)
+    with pytest.raises(broker.OutcomeUnknown, match="a was written: .* was there and is gone"):
+        storage.create("a", b"mine")
+    with pytest.raises(AlreadyExists):
+        storage.create("a", b"another's")
+    assert store.get("a") == b"mine"
 
 
 def owner(log: Log, **options: Any) -> broker.Producer:
@@ -909,6 +1075,54 @@ def test_a_forked_child_may_use_the_log_that_its_parent_reads(s3_server: S3Serve
     child.join(30)
     assert child.exitcode == 0
     assert values(log) == {0: [b"child"]}
+
+
+def test_a_child_forked_while_a_thread_connects_uses_the_store_itself(s3_server: S3Server) -> None:
+    """That thread is not in the child, where nobody lets go of what it held."""
+    store = S3Store(f"{s3_server.address}/{uuid.uuid4().hex}", s3_server.client_options)
+    storage = RemoteStorage(store, patience_seconds=10)
+    is_connecting, is_forked = threading.Event(), threading.Event()
+
+    def connect() -> None:
+        with store._lock, open_module._lock:  # As while it waits for the first answer.
+            is_connecting.set()
+            is_forked.wait(60)
+
+    def use(pipe: Any) -> None:
+        storage.overwrite("a", b"child")
+        open_module.open_storage(f"memory://{uuid.uuid4().hex}").overwrite("a", b"child")
+        pipe.send(storage.read("a"))
+
+    connecting = threading.Thread(target=connect)
+    connecting.start()
+    assert is_connecting.wait(20)
+    forked = multiprocessing.get_context("fork")
+    ours, theirs = forked.Pipe()
+    child = forked.Process(target=use, args=(theirs,), daemon=True)
+    child.start()
+    try:
+        assert ours.poll(20), "the child hangs"
+    finally:
+        is_forked.set()
+        connecting.join()
+        child.kill()
+        child.join()
+    assert ours.recv() == storage.read("a") == b"child"
+
+
+@pytest.mark.parametrize("name", ["l*g", "[logs]"])
+def test_a_log_on_s3_whose_name_looks_like_a_pattern_removes_its_own_files_only(
+    s3_server: S3Server, name: str
+) -> None:
+    place, options = f"{s3_server.address}/{uuid.uuid4().hex}", s3_server.client_options
+    mine = S3Store(f"{place}/{name}", options)
+    others = [S3Store(f"{place}/{other}", options) for other in ("long", "l", "log")]
+    for store in (mine, *others):
+        store.put("t/1/a", b"1")
+        store.put("tt/a", b"2")
+    mine.delete_tree("t")
+    assert (mine.get("t/1/a"), mine.get("tt/a")) == (None, b"2")
+    assert [(store.get("t/1/a"), store.get("tt/a")) for store in others] == [(b"1", b"2")] * 3
 
 
 def test_maintenance_lets_go_of_parts_of_files_that_killed_processes_left_on_s3(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,39 @@ def test_a_misspelt_option_of_the_store_is_refused_with_the_nearest_name(spark: 
         spark.read.format("log").options(subscribe="t", **{"storage.secrt": "x"}).load(
             "s3://nowhere/log"
         )
+
+
+@pytest.mark.parametrize("selection", ["subscribe", "subscribePattern"])
+def test_an_idle_query_asks_s3_for_the_next_commit_now_and_then(
+    spark: Any, s3_server: S3Server, selection: str, tmp_path: Path
+) -> None:
+    root = f"{s3_server.address}/{uuid.uuid4().hex}"
+    storage = {**s3_server.client_options, "poll.ms": "500"}
+    log = broker.open(root, storage=storage)
+    log.create_topic("t")
+    query = (
+        spark.readStream.format("log")
+        .options(**{selection: "t"}, startingOffsets="earliest", **prefixed(storage))
+        .load(root)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "c"))
+        .start()
+    )
+    try:
+        with log.producer() as producer:
+            producer.send("t", b"a").get(20)
+        while not any(progress.numInputRows for progress in query.recentProgress):
+            assert query.isActive
+            time.sleep(0.1)
+        time.sleep(3)  # At first it asks more often: more may follow.
+        before, begun = len(s3_server.requests()), time.monotonic()
+        time.sleep(4)
+        asked = s3_server.requests()[before:]
+        waited = time.monotonic() - begun
+    finally:
+        query.stop()
+    assert waited - 2 <= len(asked) <= waited / 0.5 + 1, asked
+    assert not [one for one in asked if "list-type" in one]
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 # How often a member that has nothing to do asks whether topics or partitions have appeared.
 _ASK_SECONDS = 0.25
+# A member that reads its group less than three times in its session timeout may not deliver.
+_ASKS_IN_SESSION = 10
 
 
 class GroupConsumer(Consumer):
@@ -375,10 +377,12 @@ class GroupConsumer(Consumer):
         assert self._wanted is not None
         names, pattern = self._wanted
         options = self._options
+        session = options.session_timeout_ms / 1000
         pace = Pace(
-            options.session_timeout_ms / 1000,
+            session,
             options.heartbeat_interval_ms / 1000,
             options.max_poll_interval_ms / 1000,
+            ask=min(self._catalog.storage.poll_seconds, session / _ASKS_IN_SESSION),
         )
         member = Member(
             member_id="",
@@ -391,6 +395,7 @@ class GroupConsumer(Consumer):
             session_timeout_ms=options.session_timeout_ms,
         )
         group = self._open_group()
+        group.ask_every(pace.ask)
         topics = KnownTopics(self._catalog.topic_names, self._groups.open_topic)
         rebalancer = Rebalancer(
             group,

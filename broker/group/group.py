@@ -24,6 +24,7 @@ from broker.home import Home, remove_deleted
 from broker.ledger import LOCK_WAIT_MS, REMOTE_CHECKPOINT_COMMITS, CompleteFile, Ledger, new_token
 from broker.records import TopicPartition
 from broker.storage import Storage
+from broker.storage.watch import Pause
 from broker.synced import Synced
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ class Group(Ledger[GroupState]):
         super().__init__(storage, group_home(name, incarnation), write=write)
         # How long to wait for the others, where a call does not say it.
         self.lock_wait_ms = LOCK_WAIT_MS
+        # When a member's glance last read the journal, by that member's clock.
+        self.read_at = float("-inf")
+        self._pause = Pause(0.0)
 
     def look(self, see: Callable[[GroupState], Seen]) -> Seen:
         """Read on, and return what `see` makes of the state while nobody changes it.
@@ -64,14 +68,36 @@ class Group(Ledger[GroupState]):
             UnknownGroup: the group was deleted.
         """
         with self._mutex:
-            self._check_usable()
-            if self._is_stale:
-                self._load()
-            else:
-                self._read_on()
+            return see(self._present())
+
+    def glance(
+        self, see: Callable[[GroupState], Seen], now: float, *, afresh: bool = False
+    ) -> Seen:
+        """Do the same with what was read a moment ago, where to ask costs a request."""
+        with self._mutex:
+            if self._is_stale or afresh or self._pause.may_look():
+                version = self.state.version
+                self._present()
+                self.read_at = now
+                if self.state.version != version:
+                    self._pause.changed()
             if self.state.is_deleted:
                 raise self.home.deleted()
             return see(self.state)
+
+    def ask_every(self, seconds: float) -> None:
+        """Let glances ask the store so often while nothing changes, and more often after."""
+        self._pause = Pause(seconds)
+
+    def _present(self) -> GroupState:
+        self._check_usable()
+        if self._is_stale:
+            self._load()
+        else:
+            self._read_on()
+        if self.state.is_deleted:
+            raise self.home.deleted()
+        return self.state
 
     def alone(self, act: Callable[[GroupState], Seen]) -> Seen:
         """Do something under the lock, up to date.

@@ -40,6 +40,8 @@ class Pace:
     session: float
     heartbeat: float
     max_poll: float
+    # Between two questions to a store whether anything is new.
+    ask: float = 0.0
 
     @property
     def lease_life(self) -> float:
@@ -53,7 +55,7 @@ class Pace:
 
     def watch(self, member_count: int) -> float:
         """The time between two looks at the leases of others."""
-        wanted = max(_WATCH_SECONDS, _WATCH_SECONDS_PER_MEMBER * member_count)
+        wanted = max(_WATCH_SECONDS, self.ask, _WATCH_SECONDS_PER_MEMBER * member_count)
         return min(wanted, self.heartbeat)
 
 
@@ -145,11 +147,11 @@ class Membership:
                 return None
             if now - self._renewed >= self._pace.lease_life:
                 self._return()
-            view = self._look()
+            view = self._look(now)
             if view is None:
                 self._member_id = ""
                 return None
-            self._read = now
+            self._read = self._group.read_at
         return view if now >= self._deliver_from else view._replace(owned={}, to_release=[])
 
     def join(self) -> None:
@@ -282,12 +284,13 @@ class Membership:
 
     def _watch_others(self) -> None:
         now = self._clock()
-        timeouts = self._group.look(
+        timeouts = self._group.glance(
             lambda state: {
                 member.member_id: member.session_timeout_ms / 1000
                 for member in state.members.values()
                 if member.member_id != self._member_id
-            }
+            },
+            now,
         )
         interval = self._pace.watch(len(timeouts))
         if now - self._watched < interval:
@@ -309,7 +312,7 @@ class Membership:
 
     # Helpers.
 
-    def _look(self) -> View | None:
+    def _look(self, now: float) -> View | None:
         """Return what this member has, made anew only when the group has changed."""
         member_id = self._member_id
         known = self._view if self._seen is not None and self._seen[0] == member_id else None
@@ -329,11 +332,13 @@ class Membership:
                 state.to_release(member_id),
             )
 
-        self._view = self._group.look(see)
+        # What was read too long ago to deliver by is never good enough.
+        is_old = now >= self._group.read_at + self._pace.reading_life
+        self._view = self._group.glance(see, now, afresh=is_old)
         return self._view
 
     def _is_member(self) -> bool:
-        return self._group.look(lambda state: self._member_id in state.members)
+        return self._group.glance(lambda state: self._member_id in state.members, self._clock())
 
     def _check_not_fenced(self) -> None:
         self._group.look(

@@ -70,12 +70,13 @@ class Rebalancer:
             self._topics.close()
 
     def _assign_if_due(self, member_id: str) -> float | None:
-        version, is_unsettled, ids, topics = self._group.look(
-            lambda state: (state.version, state.is_unsettled, list(state.members), state.topics)
+        now = self._clock()
+        version, is_unsettled, ids, topics = self._group.glance(
+            lambda state: (state.version, state.is_unsettled, list(state.members), state.topics),
+            now,
         )
         if member_id not in ids:
             return None
-        now = self._clock()
         # Not when a static member is back, which wants what it wanted: a look takes the longer the
         # more was written since the last. But before the assignment of another is undone, who may
         # have looked later.
@@ -95,7 +96,7 @@ class Rebalancer:
         return _TURN_SECONDS
 
     def _look_at_topics(self, now: float) -> None:
-        members = self._group.look(lambda state: list(state.members.values()))
+        members = self._group.glance(lambda state: list(state.members.values()), now)
         self._known = self._topics.look(members)
         self._looked = now
         self._looked_members = frozenset(member.member_id for member in members)
