@@ -66,7 +66,9 @@ def table(
     parts = []
     if files:
         try:
-            parts.append(_history(spark, snapshot, files, schema))
+            history = _history(spark, snapshot, files, schema)
+            history.schema  # noqa: B018 - over Spark Connect nothing was looked at before
+            parts.append(history)
         except Exception as error:
             # Of Py4J or of Spark Connect: they have no class in common.
             reason = next((sign for sign in _NO_FILE_SYSTEM if sign in str(error)), None)

@@ -357,6 +357,7 @@ def test_what_others_do_by_delta_lake_on_spark_is_mended_and_never_reaches_the_l
     assert log.verify().damage == ()
 
 
+@pytest.mark.parametrize("root", ["disk", "s3"], indirect=True)
 def test_spark_connect_has_the_table_and_maintains(log: broker.Log) -> None:
     fill(log, 50, seal(log, 50))
     found = run_job("connect_table", log.root, NAME)
