@@ -19,7 +19,7 @@ def main() -> None:
     is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_interruptible:
         signal.signal(signal.SIGINT, _stop)
-    from broker.cli.app import run
+    from broker.cli.app import leave, run
 
     try:
         if is_interruptible:
@@ -29,7 +29,7 @@ def main() -> None:
             signal.signal(signal.SIGINT, _stop)
     except KeyboardInterrupt:
         _stop()
-    sys.exit(code)
+    leave(code)
 
 
 def _stop(*_signal: object) -> NoReturn:

@@ -5,16 +5,18 @@ Exit codes: 0 done; 1 the log said no, in one line on stderr; 2 usage; 130 inter
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
 from broker.cli.consume import consume
+from broker.cli.ending import EXIT_INTERRUPTED, EXIT_REFUSED, Ending
 from broker.cli.groups import group
 from broker.cli.inspection import info, verify
 from broker.cli.jobs import etl, load
@@ -23,10 +25,8 @@ from broker.cli.output import Output, OutputFailed, say
 from broker.cli.produce import produce
 from broker.cli.root import root_log_option
 from broker.cli.topics import topic
+from broker.cli.warnings import Warnings
 from broker.errors import LogError, LogNotFound, UnknownTopic
-
-EXIT_REFUSED = 1
-EXIT_INTERRUPTED = 130
 
 
 def _version() -> str:
@@ -49,16 +49,36 @@ for command in (topic, produce, consume, group, maintain, verify, info, load, et
 
 def main() -> None:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process."""
+    if code != 0:
+        # Threads may still wait for a store that is silent, and the end of Python for them.
+        with contextlib.suppress(OSError, OutputFailed):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    logging.basicConfig(level=logging.WARNING, format="spark-log: %(message)s")
     _replace_closed_streams()
+    warnings = Warnings()
+    logging.basicConfig(level=logging.WARNING, format="spark-log: %(message)s", handlers=[warnings])
     sys.stdout = cast(TextIO, Output(sys.stdout))
+    with Ending() as ending:
+        code = _run(arguments, ending)
+    if ending.is_by_store or code == EXIT_INTERRUPTED:
+        warnings.drop()
+    warnings.let_out()
+    return code
+
+
+def _run(arguments: list[str], ending: Ending) -> int:
     try:
-        return _guard(lambda: _invoke(arguments))
+        return _guard(lambda: _invoke(arguments, ending), ending)
     except BrokenPipeError:
         _discard_output()  # Whoever read it has enough.
         return 0
@@ -84,13 +104,14 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _invoke(arguments: list[str]) -> int:
+def _invoke(arguments: list[str], ending: Ending) -> int:
     with app.make_context("spark-log", arguments) as context:
+        ending.offer(context.meta)
         code = app.invoke(context)
     return code if isinstance(code, int) else 0
 
 
-def _guard(call: Callable[[], int]) -> int:
+def _guard(call: Callable[[], int], ending: Ending) -> int:
     """Turn what a command raises into a line and an exit code."""
     try:
         code = call()
@@ -102,16 +123,14 @@ def _guard(call: Callable[[], int]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort) as stop:
-        say(_interruption(stop))
+    except (KeyboardInterrupt, click.Abort):
+        ending.say(ending.tell())
         return EXIT_INTERRUPTED
     except LogError as error:
-        say(_advice(error))
+        line = _advice(error)
+        ending.fail(error, lambda: line)
+        ending.say(line)
         return EXIT_REFUSED
-
-
-def _interruption(stop: BaseException) -> str:
-    return str(stop) or "interrupted"
 
 
 def _advice(error: LogError) -> Any:

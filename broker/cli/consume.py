@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker.cli.ending import Ending, pass_ending
 from broker.cli.json_record import format_records
 from broker.cli.output import say
 from broker.cli.root import metrics_port_option, pass_log
@@ -33,6 +34,7 @@ _VALUE_WIDTH = 120
 
 @click.command()
 @pass_log
+@pass_ending
 @click.argument("topic")
 @click.option(
     "--from-beginning",
@@ -70,6 +72,7 @@ _VALUE_WIDTH = 120
     "--group", "-g", help="Read as a member of this group, go on where it was, and commit."
 )
 def consume(
+    ending: Ending,
     log: Log,
     topic: str,
     from_beginning: bool,
@@ -94,13 +97,16 @@ def consume(
     reset = "latest" if follow and not from_beginning else "earliest"
     printer = _Printer(_FORMATS[format_](), max_records)
     if group is not None:
-        with log.consumer(
-            topic,
-            group_id=group,
-            auto_offset_reset=reset,
-            enable_auto_commit=False,
-            metrics_port=metrics_port,
-        ) as member:
+        with (
+            log.consumer(
+                topic,
+                group_id=group,
+                auto_offset_reset=reset,
+                enable_auto_commit=False,
+                metrics_port=metrics_port,
+            ) as member,
+            ending.hurry_after_failure(),
+        ):
             _share(member, printer, timeout_ms, follow=follow)
         return
     with log.consumer(

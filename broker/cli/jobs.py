@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from broker.cli.ending import Ending, pass_ending
 from broker.cli.output import print_facts, print_json, say
 from broker.cli.root import log_option, pass_log
 from broker.config import CODECS
@@ -125,15 +126,19 @@ def load(
 
 @click.command()
 @log_option
+@pass_ending
 @click.argument("config")
 @click.option("--continuous", is_flag=True, help="Go on until Ctrl-C, instead of ending.")
 @json_option
 @click.pass_context
-def etl(context: click.Context, config: str, continuous: bool, as_json: bool) -> None:
+def etl(
+    context: click.Context, ending: Ending, config: str, continuous: bool, as_json: bool
+) -> None:
     """Take orders from raw lines to totals, as the file CONFIG says; see conf/etl.toml."""
     jobs = _import("pipelines.etl")
     parsed = jobs.EtlConfig.load(config, log=context.find_root().obj)
     if continuous:
+        ending.wait_for_batch()
         jobs.follow(parsed, lambda: say("all queries run; Ctrl-C ends"))
         return
     with Meter() as meter:

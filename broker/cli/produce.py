@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,16 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from broker.cli.interrupt import Interrupt, catch_interrupt
+from broker.cli.ending import EXIT_INTERRUPTED, EXIT_REFUSED, Ending, pass_ending
 from broker.cli.json_record import parse_record
 from broker.cli.lines import LineReader, split_keys, split_lines
-from broker.cli.output import format_bytes, plural, say
+from broker.cli.output import format_bytes, format_count, plural, say
 from broker.cli.root import metrics_port_option, pass_log
 from broker.config import CODECS
 from broker.errors import InvalidRecord, LogError
 from broker.log import Log, TopicDescription
 from broker.producer import Producer
 
-EXIT_INTERRUPTED = 130
 _STDIN = 0
 
 
@@ -42,6 +41,7 @@ class Input:
 
 @click.command()
 @pass_log
+@pass_ending
 @click.argument("topic")
 @click.option(
     "--format",
@@ -84,6 +84,7 @@ class Input:
 )
 @metrics_port_option
 def produce(
+    ending: Ending,
     log: Log,
     topic: str,
     format_: str,
@@ -106,24 +107,24 @@ def produce(
         say("one record a line; Ctrl-D ends")
     options = {"linger_ms": linger_ms, "batch_size": batch_size, "durability": durability}
     with (
-        catch_interrupt() as interrupt,
+        ending.finish_first(),
         log.producer(
             compression_type=compression, metrics_port=metrics_port, **options
         ) as producer,
     ):
-        lines = _open_lines(found, interrupt, batch_size, linger_ms)
-        return _send_all(_Sending(producer, source), lines, interrupt)  # fmt: skip
+        lines = _open_lines(found, ending, batch_size, linger_ms)
+        return _send_all(_Sending(producer, source, ending), lines, ending)  # fmt: skip
 
 
 def _open_lines(
-    found: TopicDescription, interrupt: Interrupt, batch_size: int, linger_ms: int
+    found: TopicDescription, ending: Ending, batch_size: int, linger_ms: int
 ) -> LineReader:
     # A line may be longer than its record: by the separator; by escapes, base64 and field names.
     line_bytes_max = 8 * found.config["max.message.bytes"] + 4096
-    return LineReader(_STDIN, batch_size, line_bytes_max, interrupt.wait_readable, linger_ms / 1000)
+    return LineReader(_STDIN, batch_size, line_bytes_max, ending.wait_readable, linger_ms / 1000)
 
 
-def _send_all(sending: _Sending, lines: LineReader, interrupt: Interrupt) -> int:
+def _send_all(sending: _Sending, lines: LineReader, ending: Ending) -> int:
     try:
         with _Meter() as meter:
             while block := lines.next_block():
@@ -132,10 +133,17 @@ def _send_all(sending: _Sending, lines: LineReader, interrupt: Interrupt) -> int
             sending.finish()
             meter.show(sending.written_count, 0)
     except LogError as error:
-        say(f"{error} ({plural(sending.count_written(), 'record')} written before)")
-        return 1
-    if interrupt.is_asked:
-        say(f"interrupted; {plural(sending.written_count, 'record')} written")
+        why = str(error)
+
+        def tell() -> str:
+            return f"{why} ({plural(sending.written_count, 'record')} written before)"
+
+        ending.fail(error, tell)
+        sending.wait_for_rest()
+        ending.say(tell())
+        return EXIT_REFUSED
+    if ending.is_interrupted:
+        ending.say(sending.tell())
         return EXIT_INTERRUPTED
     return 0
 
@@ -143,9 +151,11 @@ def _send_all(sending: _Sending, lines: LineReader, interrupt: Interrupt) -> int
 class _Sending:
     """Blocks of lines on their way into the log, and how many records have arrived."""
 
-    def __init__(self, producer: Producer, source: Input) -> None:
+    def __init__(self, producer: Producer, source: Input, ending: Ending) -> None:
         self._producer = producer
         self._source = source
+        self._ending = ending
+        ending.tell = self.tell
         self._waiting: deque[tuple[Any, int]] = deque()
         self._line_count = 0
         self.written_count = 0
@@ -159,24 +169,39 @@ class _Sending:
 
     def finish(self) -> None:
         """Return when all is committed; raise why it is not."""
-        self._producer.flush()
+        self._begin_all()
         self._settle(wait=True)
 
-    def count_written(self) -> int:
-        """After a failure: wait for the rest, and say how many have arrived all the same."""
-        self._producer.flush()
-        for future, count in self._waiting:
-            self.written_count += count if future.succeeded() else 0
-        self._waiting.clear()
-        return self.written_count
+    def wait_for_rest(self) -> None:
+        """After a failure: others may have arrived all the same."""
+        self._begin_all()
+        while self._waiting:
+            self._settle_next()
+
+    def tell(self) -> str:
+        """Say what an interruption has left."""
+        open_count = sum(count for _, count in list(self._waiting))
+        rest = f", of {format_count(open_count)} more it is not known" if open_count else ""
+        return f"interrupted; {plural(self.written_count, 'record')} written{rest}"
+
+    def _begin_all(self) -> None:
+        """Let nothing linger; each is waited for by itself, to see whether there is progress."""
+        with suppress(TimeoutError):
+            self._producer.flush(timeout=0)
 
     def _settle(self, *, wait: bool) -> None:
         while self._waiting and (wait or self._waiting[0][0].done()):
-            future, count = self._waiting.popleft()
-            # Not `result`: where each record of a buffer is takes time to say.
-            if (error := future.exception()) is not None:
+            if (error := self._settle_next()) is not None:
                 raise error
-            self.written_count += count
+
+    def _settle_next(self) -> BaseException | None:
+        future, count = self._waiting[0]
+        # Not `result`: where each record of a buffer is takes time to say.
+        error: BaseException | None = future.exception()
+        self._waiting.popleft()
+        self.written_count += count if error is None else 0
+        self._ending.prolong()
+        return error
 
     def _send_lines(self, block: bytes) -> None:
         source = self._source
