@@ -9,7 +9,6 @@ calls `put_new` compares what is there with what it put.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import threading
@@ -25,6 +24,7 @@ import hdfs_native
 
 from broker.config import HADOOP_PREFIXES, parse_storage_options
 from broker.errors import AlreadyExists, InvalidOption, StorageError, StoreUnavailable
+from broker.storage.hdfs_errors import translate
 from broker.storage.hedge import Hedge
 from broker.storage.reach import check_reachable
 from broker.storage.store import Entry
@@ -168,7 +168,7 @@ class HdfsStore:
         return dict(self._settings)
 
     def translate(self, error: Exception, path: str) -> StorageError:
-        return _translate(error, self.locate(path))
+        return translate(error, self.locate(path))
 
     def close(self) -> None:
         self._clients.clear()
@@ -219,7 +219,7 @@ class HdfsStore:
                 # A name that was asked for twice, or a folder that was removed meanwhile.
                 self._asking.submit(self._delete_quietly, temporary)
                 if time.monotonic() > deadline:
-                    raise _translate(error, self.locate(path)) from error
+                    raise translate(error, self.locate(path)) from error
                 time.sleep(_WRITE_PAUSE_SECONDS)
 
     def _ask(self, path: str, request: Callable[[hdfs_native.Client], Answer]) -> Answer:
@@ -252,7 +252,7 @@ class HdfsStore:
         except (FileExistsError, FileNotFoundError, StorageError):
             raise
         except (OSError, RuntimeError) as error:
-            raise _translate(error, self.locate(path)) from error
+            raise translate(error, self.locate(path)) from error
 
     def _client(self) -> _Client:
         """Return this process's client: its threads do not survive a fork."""
@@ -269,7 +269,7 @@ class HdfsStore:
                             hdfs_native.Client(self._server, self._settings, **self._credentials)
                         )
                     except (OSError, RuntimeError, ValueError) as error:
-                        raise _translate(error, self.root) from error
+                        raise translate(error, self.root) from error
                     self._clients = {process_id: client}
         return client
 
@@ -419,46 +419,3 @@ def _write(client: hdfs_native.Client, path: str, blocks: Iterable[bytes]) -> No
 def _entry(status: Any) -> Entry:
     name = status.path.rstrip("/").rpartition("/")[2]
     return Entry(name, status.length, status.modification_time, status.isdir)
-
-
-def _translate(error: Exception, address: str) -> StorageError:
-    """Turn the client's error into ours: what, where, and what to do."""
-    if isinstance(error, StorageError):
-        return error
-    # The name node sends its stack along, in which lines end as they do in Java and in Rust.
-    text = str(error).partition("\n")[0].partition("\\n")[0].strip()
-    said = _RPC_ERROR.fullmatch(text)
-    text = text if said is None else f"{said[1]}: {said[2]}".replace('\\"', '"')
-    if "is not a directory" in text or "ParentNotDirectory" in text:
-        return StorageError(f"{address}: a file stands where a folder should: {text}")
-    if isinstance(error, PermissionError) or "AccessControlException" in text:
-        return StorageError(
-            f"not allowed to write or read {address} as {_user()}: {text}; check its owner, or "
-            "set HADOOP_USER_NAME"
-        )
-    if "SafeMode" in text:
-        return StoreUnavailable(f"{address}: the name node is in safe mode; waiting for it")
-    if any(sign in text for sign in _NO_DATANODE):
-        return StoreUnavailable(
-            f"{address}: the name node answers, but no datanode does that could hold or take this; "
-            f"start the datanodes: {text}"
-        )
-    # But for paths, which may have any word in them.
-    words = re.sub(r"\S*/\S*", "", text).lower()
-    if any(sign in words for sign in _NO_LOGIN):
-        return StorageError(
-            f"{address}: HDFS does not take {_user()}'s login: {text}; check the Kerberos ticket "
-            "(kinit), or the options storage.kerberos_principal and storage.kerberos_keytab"
-        )
-    return StoreUnavailable(f"{address}: HDFS does not answer: {text}")
-
-
-# What the name node says, as the client shows it: its class without the package, and the message.
-_RPC_ERROR = re.compile(r'.*RPCError\("(?:[\w$]+\.)*([\w$]+)", "(.*?)"?\)?')
-_NO_LOGIN = ("sasl", "gssapi", "kerberos")
-# What the client says, and what the name node says.
-_NO_DATANODE = ("All DataNodes failed", "could only be written to 0 of")
-
-
-def _user() -> str:
-    return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()

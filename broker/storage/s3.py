@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
@@ -21,27 +21,12 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConfigParseError,
-    InvalidConfigError,
-    InvalidRegionError,
-    NoAuthTokenError,
-    NoCredentialsError,
-    NoRegionError,
-    ParamValidationError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    RefreshWithMFAUnsupportedError,
-    SSLError,
-    SSOError,
-    TokenRetrievalError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 from s3fs.core import S3_RETRYABLE_ERRORS
 
 from broker.config import parse_storage_options
-from broker.errors import AlreadyExists, InvalidOption, StorageError, StoreUnavailable
+from broker.errors import AlreadyExists, InvalidOption, StorageError
+from broker.storage import s3_errors
 from broker.storage.reach import check_reachable
 from broker.storage.store import Entry
 
@@ -107,7 +92,7 @@ class S3Store:
         try:
             return self._ask(path, request)
         except FileNotFoundError as error:
-            if _code(error) == "NoSuchKey":
+            if s3_errors.code(error) == "NoSuchKey":
                 return None
             raise StorageError(
                 f"{self.locate(path)}: what answers at {self._endpoint or 'Amazon'} does not speak "
@@ -160,21 +145,9 @@ class S3Store:
 
     def delete_tree(self, path: str) -> None:
         # Not `rm`, which takes a name with * or [ for a pattern, and passes over what is refused.
-        place: dict[str, str] = {}
-        while True:
-            found = self._ask(
-                path,
-                lambda system: system.call_s3(
-                    "list_objects_v2",
-                    Bucket=self._bucket,
-                    Prefix=f"{self._key(path)}/",
-                    **place,  # noqa: B023
-                ),
-            )
-            self._delete_all(path, [one["Key"] for one in found.get("Contents", ())])
-            if not found.get("IsTruncated"):
-                return
-            place = {"ContinuationToken": found["NextContinuationToken"]}
+        next_page = {"ContinuationToken": "NextContinuationToken"}
+        for page in self._pages(path, "list_objects_v2", next_page):
+            self._delete_all(path, [one["Key"] for one in page.get("Contents", ())])
 
     def _delete_all(self, path: str, keys: list[str]) -> None:
         """Remove objects, as many as one listing gives, by one request."""
@@ -190,28 +163,37 @@ class S3Store:
             raise self.translate(ClientError({"Error": error}, "DeleteObjects"), which)
 
     def abort_uploads(self, path: str, older_than_ms: int) -> None:
+        next_page = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        for page in self._pages(path, "list_multipart_uploads", next_page):
+            # By the clock of the store, which also said when they were begun.
+            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+            for upload in page.get("Uploads", ()):
+                if (now - upload["Initiated"]).total_seconds() * 1000 > older_than_ms:
+                    self._abort(upload["Key"], upload["UploadId"])
+
+    def _pages(
+        self, path: str, operation: str, next_page: Mapping[str, str]
+    ) -> Iterator[dict[str, Any]]:
+        """List what is in a folder and below, however many answers that takes.
+
+        Args:
+            next_page: for each argument that asks for the next answer, where an answer says it.
+        """
         place: dict[str, str] = {}
         while True:
-            found = self._ask(
+            page = self._ask(
                 path,
                 lambda system: system.call_s3(
-                    "list_multipart_uploads",
+                    operation,
                     Bucket=self._bucket,
                     Prefix=f"{self._key(path)}/",
                     **place,  # noqa: B023
                 ),
             )
-            # By the clock of the store, which also said when they were begun.
-            now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
-            for upload in found.get("Uploads", ()):
-                if (now - upload["Initiated"]).total_seconds() * 1000 > older_than_ms:
-                    self._abort(upload["Key"], upload["UploadId"])
-            if not found.get("IsTruncated"):
+            yield page
+            if not page.get("IsTruncated"):
                 return
-            place = {
-                "KeyMarker": found["NextKeyMarker"],
-                "UploadIdMarker": found.get("NextUploadIdMarker", ""),
-            }
+            place = {name: page.get(said, "") for name, said in next_page.items()}
 
     def _abort(self, key: str, upload_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # It was finished, or aborted by another.
@@ -245,11 +227,11 @@ class S3Store:
                 raise StorageError(
                     f"{self.locate(path)}: there is no bucket {self._bucket!r}; create it first"
                 ) from error
-            if _is_no_request(error):
+            if s3_errors.is_no_request(error):
                 raise self.translate(error, path) from error
             raise
         except (OSError, BotoCoreError, ClientError, *S3_RETRYABLE_ERRORS) as error:
-            if _code(error) in _TAKEN:
+            if s3_errors.code(error) in s3_errors.TAKEN:
                 # s3fs knows it only by an element of the answer that some stores leave out.
                 raise FileExistsError(path) from error
             raise self.translate(error, path) from error
@@ -316,34 +298,7 @@ class S3Store:
         return {**options, "conditional_put": "etag"}
 
     def translate(self, error: Exception, path: str) -> StorageError:
-        """Turn the client's error into ours: what, where, and what to do."""
-        address = self.locate(path)
-        code = _code(error)
-        text = " ".join(str(error).split())
-        if isinstance(error, NoCredentialsError) or "Unable to locate credentials" in text:
-            return StorageError(
-                f"{address}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a "
-                "profile, or the options storage.key and storage.secret"
-            )
-        if isinstance(error, PermissionError) or code in _REFUSED:
-            return StorageError(
-                f"not allowed to write or read {address}: {text}; check the credentials"
-            )
-        if code == "NoSuchBucket":
-            return StorageError(f"{address}: there is no bucket {self._bucket!r}; create it first")
-        if code in _MET:
-            return StoreUnavailable(f"{address}: others wrote at the same time: {text}")
-        if _is_no_request(error):
-            return StorageError(
-                f"{address}: {text}; check the options of the store, or what the driver finds in "
-                "AWS_ variables and profiles"
-            )
-        if _is_refusal(error):
-            return StorageError(
-                f"{address}: the store refuses the request: {text}; check the bucket, the region "
-                "and the endpoint"
-            )
-        return StoreUnavailable(f"{address}: the store does not answer: {text}")
+        return s3_errors.translate(error, self.locate(path), self._bucket)
 
 
 class _AskingOnce(AIOHTTPSession):  # type: ignore[misc]
@@ -383,88 +338,6 @@ def _upload(system: s3fs.S3FileSystem, full_path: str, file: BinaryIO) -> None:
         with contextlib.suppress(Exception):
             upload.discard()
         raise
-
-
-_REFUSED = (
-    "AccessDenied",
-    "AllAccessDisabled",
-    "ExpiredToken",
-    "Forbidden",
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    "RequestTimeTooSkewed",
-    "SignatureDoesNotMatch",
-    "401",
-    "403",
-)
-# Of all that is said to be the request's fault, codes with these in them mean: later, or once more.
-_AGAIN = (
-    "BadDigest",
-    "IncompleteBody",
-    "LimitExceeded",
-    "RequestTimeout",
-    "SHA256Mismatch",
-    "SlowDown",
-    "Throttl",
-    "TooManyRequests",
-)
-_AGAIN_STATUS = (408, 425, 429)
-# Another place, or nowhere: no other try will do.
-_MOVED, _NOT_IMPLEMENTED = 301, 501
-# What the driver finds wrong before it asks the store.
-_NO_REQUEST = (
-    ConfigParseError,
-    InvalidConfigError,
-    InvalidRegionError,
-    NoAuthTokenError,
-    NoRegionError,
-    ParamValidationError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    RefreshWithMFAUnsupportedError,
-    SSOError,
-    TokenRetrievalError,
-)
-# Of all that can go wrong with TLS, what another try does not mend.
-_NO_TLS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
-# The condition of a put does not hold: the name is taken.
-_TAKEN = ("PreconditionFailed", "412")
-# Two puts met; which of them was carried out, if any, is seen by asking again.
-_MET = ("ConditionalRequestConflict", "OperationAborted", "409")
-
-
-def _code(error: Exception) -> str:
-    """Return the store's own word for what went wrong; none if it did not answer."""
-    return str(_answer(error).get("Error", {}).get("Code", ""))
-
-
-def _status(error: Exception) -> int:
-    """Return the status of the store's answer; 0 if it did not answer."""
-    return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _answer(error: Exception) -> dict[str, Any]:
-    cause = error if isinstance(error, ClientError) else error.__cause__
-    return dict(cause.response) if isinstance(cause, ClientError) else {}
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Tell whether the store has answered that it will not, now or later."""
-    code, status = _code(error), _status(error)
-    if status in _AGAIN_STATUS or any(sign in code for sign in _AGAIN):
-        return False
-    return 400 <= status < 500 or status in (_MOVED, _NOT_IMPLEMENTED)
-
-
-def _is_no_request(error: Exception) -> bool:
-    """Tell whether the store was not asked, nor would be if we tried again."""
-    if isinstance(error, FileNotFoundError):
-        # A file of this machine, which the driver needs; of an object there is no number.
-        return error.errno is not None and not _answer(error)
-    one = error if isinstance(error, BotoCoreError) else error.__cause__
-    if isinstance(one, SSLError):
-        return any(word in str(one) for word in _NO_TLS)
-    return isinstance(one, _NO_REQUEST)
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
