@@ -147,7 +147,7 @@ def eight_producers(directory: Path) -> list[Row]:
                 one.wait()
             return total / seconds / MEGA
 
-        mine, other, ratios = best_of_pairs(lambda: run(8), lambda: run(1), 3)
+        mine, other, ratios = best_of_pairs(lambda: run(8), lambda: run(1), 7)
     ratio = statistics.median(ratios)
     return [
         Row(
