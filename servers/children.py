@@ -8,6 +8,7 @@ group. The group of their own also keeps a terminal's Ctrl-C from them.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import socket
@@ -76,9 +77,11 @@ class Children:
 
 @contextlib.contextmanager
 def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Let a process do nothing, while inside."""
+    """Let a process that this one has started do nothing, while inside."""
     process.send_signal(signal.SIGSTOP)
     try:
+        # Until then some of its threads may go on.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         yield
     finally:
         process.send_signal(signal.SIGCONT)

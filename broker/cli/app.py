@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, TextIO, cast
+from warnings import filterwarnings
 
 import click
 
@@ -65,6 +66,8 @@ def leave(code: int) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
     _replace_closed_streams()
+    # Where Ctrl-C comes just before s3fs begins a request.
+    filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     warnings = Warnings()
     logging.basicConfig(level=logging.WARNING, format="spark-log: %(message)s", handlers=[warnings])
     sys.stdout = cast(TextIO, Output(sys.stdout))
